@@ -20,7 +20,7 @@ __all__ = ["main"]
 INTERRUPTED = 130  # as shells have it: 128 + SIGINT
 ARGUMENTS = "pybnorm.arguments"
 """Key of click's ``Context.meta`` with what the command was called with."""
-_COMMANDS = ("bench", "check", "claims", "compare", "info", "report", "selftest", "tune", "versions")
+_COMMANDS = ("bench", "check", "claims", "collect", "compare", "info", "report", "selftest", "versions")
 
 
 class _Commands(click.Group):

@@ -7,6 +7,7 @@ import functools
 import os
 import shlex
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,24 +16,37 @@ from rich.progress import TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 import pybnorm
+from pybnorm import _core
 from pybnorm._text import one_line
-from pybnorm.check import executors, judges, terminal
-from pybnorm.check.bounds import Status
-from pybnorm.check.console import Console
-from pybnorm.check.data import read
-from pybnorm.check.problem import RANDOM, Problem, load_suite, packaged_suites, select
-from pybnorm.check.results import SCHEMA, CaseResult, exit_status, is_implementation, lost_text, not_run, version_text
-from pybnorm.check.session import open_session
-from pybnorm.check.whole_run import WholeRun
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.judging.results import (
+    SCHEMA,
+    CaseResult,
+    allow_known,
+    exit_status,
+    is_implementation,
+    lost_text,
+    not_run,
+    version_text,
+)
+from pybnorm.check.language.data import read
+from pybnorm.check.language.lines import load_suite, packaged_suites, select
+from pybnorm.check.language.problem import RANDOM, Problem
+from pybnorm.check.report import terminal
+from pybnorm.check.report.console import Console
+from pybnorm.check.run import executors, judge_devices, support
+from pybnorm.check.run.session import open_session
+from pybnorm.check.run.whole_run import WholeRun
 from pybnorm.cli import ARGUMENTS, INTERRUPTED, completion, output, reports
+from pybnorm.cli.sections import Sectioned
 from pybnorm.errors import ArgumentError
 from pybnorm.reference import namespaces
 
 __all__ = ["check"]
 
 REQUIRE = "PYBNORM_REQUIRE"
-_EXPLAIN = ("explained", "backends", "implementations", "json_target", "timeout")
-_BESIDE = ("--backend", "--implementation", "--timeout", "--json", "--judge")
+_EXPLAIN = ("explained", "backends", "library", "implementations", "json_target", "timeout")
+_BESIDE = ("--backend", "--library", "--implementation", "--timeout", "--json", "--judge")
 _DRAWN = 20
 """Cases with a drawn seed that are printed before the run; the report has all."""
 REQUIRE_DEVICE = "PYBNORM_REQUIRE_DEVICE"
@@ -41,13 +55,44 @@ REQUIRE_DEVICE = "PYBNORM_REQUIRE_DEVICE"
 def _judge_by(context: click.Context, _: click.Parameter, word: str | None) -> None:
     """Name the judge to the processes that cases run in."""
     if word is not None:
-        before = os.environ.get(judges.VARIABLE)
-        os.environ[judges.VARIABLE] = word
-        own = functools.partial(os.environ.pop, judges.VARIABLE, None)
-        context.call_on_close(own if before is None else lambda: os.environ.update({judges.VARIABLE: before}))
+        _export(context, judge_devices.VARIABLE, word)
 
 
-@click.command()
+def _load_from(context: click.Context, file: str | None, backends: tuple[str, ...], executor: str) -> None:
+    """Name the library's file to the processes that cases run in."""
+    if file is None:
+        return
+    if len(backends) != 1:
+        raise ArgumentError("--library", file, "with one --backend, whose library it is")
+    if executor.startswith("dask"):
+        raise ArgumentError("--library", file, "an executor on this machine: on each node the environment names it")
+    if not os.path.isfile(file):
+        raise ArgumentError("--library", file, "the name of a file")
+    _export(context, _core.search_spec(backends[0]).variable, os.path.abspath(file))
+
+
+def _export(context: click.Context, variable: str, value: str) -> None:
+    """Set an environment variable until the command ends."""
+    before = os.environ.get(variable)
+    os.environ[variable] = value
+    own = functools.partial(os.environ.pop, variable, None)
+    context.call_on_close(own if before is None else lambda: os.environ.update({variable: before}))
+
+
+_SECTIONS = {
+    "What to run": (
+        "--backend", "--library", "--implementation", "--suite", "--case", "--shapes", "--from", "--data", "--shard",
+        "--list", "--list-suites", "--explain",
+    ),
+    "How": (
+        "--jobs", "--timeout", "--executor", "--same", "--scheduler-timeout", "--judge", "--fail-fast", "--allow-known",
+        "--strict", "--require", "--require-claims",
+    ),
+    "What to write": ("--json", "--markdown", "--junit", "--html", "--save", "--resume", "--verbose"),
+}  # fmt: skip
+
+
+@click.command(cls=Sectioned, sections=_SECTIONS, short_help="Judge libraries, or your own kernel, by an error bound.")
 @click.option(
     "--backend",
     "backends",
@@ -55,6 +100,7 @@ def _judge_by(context: click.Context, _: click.Parameter, word: str | None) -> N
     shell_complete=completion.backends,
     help="Backend to run; may be repeated. Default: all that load.",
 )
+@click.option("--library", metavar="FILE", help="The file of the one --backend's library.")
 @click.option(
     "--implementation",
     "implementations",
@@ -77,6 +123,12 @@ def _judge_by(context: click.Context, _: click.Parameter, word: str | None) -> N
     help="Named suite, or a file of problem lines. May be repeated.",
 )
 @click.option(
+    "--shapes",
+    multiple=True,
+    metavar="random:COUNT[:SEED]",
+    help="Cases of drawn shapes; the seed is printed. May be repeated.",
+)
+@click.option(
     "--list-suites",
     is_flag=True,
     is_eager=True,
@@ -84,7 +136,12 @@ def _judge_by(context: click.Context, _: click.Parameter, word: str | None) -> N
     callback=lambda context, _, asked: _list_suites(context) if asked else None,
     help="Print the suites that there are, with their numbers of cases, and run nothing.",
 )
-@click.option("--data", "data", metavar="FILE", help="Tensors of a NumPy archive for the cases, instead of made ones.")
+@click.option(
+    "--data",
+    "data",
+    metavar="FILE",
+    help="Tensors of a NumPy archive for the cases, instead of made ones; alone: which convention they follow.",
+)
 @click.option(
     "--explain",
     "explained",
@@ -99,7 +156,7 @@ def _judge_by(context: click.Context, _: click.Parameter, word: str | None) -> N
     multiple=True,
     metavar="TOOL LINE",
     shell_complete=completion.tools,
-    help="A command of benchdnn or miopendriver, as a case. May be repeated.",
+    help="A command of benchdnn or miopendriver, as cases. May be repeated.",
 )
 @click.option("--list", "only_list", is_flag=True, help="Print the problem lines and run nothing; -v: vendors' lines.")
 @output.json_option("the table")
@@ -119,9 +176,10 @@ def _judge_by(context: click.Context, _: click.Parameter, word: str | None) -> N
     default="pool",
     show_default=True,
     shell_complete=completion.executors,
-    help="pool | process | mpi | dask[:ADDRESS].",
+    help="pool | process | dask[:ADDRESS].",
 )
-@click.option("--same", is_flag=True, help="Refuse nodes (MPI ranks, dask workers) whose libraries differ.")
+@click.option("--shard", metavar="K/N", help="The K-th of N equal shares of the cases, for machines without dask.")
+@click.option("--same", is_flag=True, help="Refuse nodes (dask workers) whose libraries differ.")
 @click.option(
     "--scheduler-timeout",
     type=float,
@@ -132,10 +190,12 @@ def _judge_by(context: click.Context, _: click.Parameter, word: str | None) -> N
     type=click.Choice(namespaces.NAMES),
     expose_value=False,
     callback=_judge_by,
-    help=f"What judges, as in {judges.VARIABLE}. Default: of large cases the GPU, by CuPy or PyTorch, else NumPy.",
+    help=f"What judges, as in {judge_devices.VARIABLE}. "
+    "Default: of large cases the GPU, by CuPy or PyTorch, else NumPy.",
 )
 @click.option("--fail-fast", is_flag=True, help="Stop after the first case that makes the exit status 1.")
 @click.option("--allow-known", is_flag=True, help="Known defects do not make the exit status 1.")
+@click.option("--strict", is_flag=True, help="CHAIN, less accurate than blocked sums, makes the exit status 1.")
 @click.option(
     "--require",
     "needed",
@@ -150,9 +210,11 @@ def _judge_by(context: click.Context, _: click.Parameter, word: str | None) -> N
 def check(
     context: click.Context,
     backends: tuple[str, ...],
+    library: str | None,
     implementations: tuple[str, ...],
     cases: tuple[str, ...],
     suites: tuple[str, ...],
+    shapes: tuple[str, ...],
     data: str | None,
     explained: str | None,
     foreign: tuple[tuple[str, str], ...],
@@ -166,10 +228,12 @@ def check(
     jobs: int | None,
     timeout: float | None,
     executor: str,
+    shard: str | None,
     same: bool,
     scheduler_timeout: float | None,
     fail_fast: bool,
     allow_known: bool,
+    strict: bool,
     needed: tuple[str, ...],
     require_claims: bool,
     verbose: bool,
@@ -177,16 +241,13 @@ def check(
     """Run cases on the vendor libraries and judge every output by its error bound.
 
     \b
+    One case: pybnorm check --backend onednn --case train,spatial,f32,nchw,8x64x32x32
+
+    \b
     Exit status:
-      0  every case is PASS, WARN or UNSUPPORTED, and at least one was judged
-      1  any other status; a backend of PYBNORM_REQUIRE is absent, one of
-         PYBNORM_REQUIRE_DEVICE, --require or --backend could not run beside
-         others, a file that PYBNORM_LIB_<BACKEND> names cannot be used, or with
-         --require-claims there is no record of a library's version on its device
-      2  nothing could be judged: no library, no supported case, bad arguments;
-         a case is ERROR, which is no verdict: the library could not be used on
-         any node that tried, or pybnorm itself failed; nodes differ that must
-         not (--same); or the result could not be written
+      0  all is correct, unsupported or only less accurate, and something ran
+      1  something is wrong, or what is required is absent
+      2  nothing could be judged, bad arguments, or a report was not written
     130  interrupted; what was finished is printed
     141  standard output was closed by its reader, such as head
 
@@ -196,22 +257,25 @@ def check(
       elemt|gather_stats|sync_train|sync_backward,
       spatial|persistent|peract,f32|f64|f16|bf16,
       nchw|nhwc|strides=AxB...,NxCxHxW[,option=value...]
-    Options: see the documentation of pybnorm.check.problem; what is in the file of
-    --data: that of pybnorm.check.data.read; what an object needs
-    for --implementation: that of pybnorm.check.implementations.
     """
-    from pybnorm.check import html
+    from pybnorm.check.report import html
 
+    with output.usage_errors():
+        _load_from(context, library, _backends(backends, "--backend"), executor)
     if explained is not None:
         _explain_case(context, explained, (backends, implementations), json_target, timeout)
         return
+    if data is not None and not (cases or suites or foreign or shapes):
+        _which_convention(context, data)
     with output.usage_errors():
-        problems = _problems((*cases, *_read(foreign)), suites, data)
+        problems = _share(_problems((*cases, *_read(foreign), *_drawn(shapes)), suites, data), shard)
         if only_list:
             _list(problems, verbose)
             return
         asked = (*_backends(backends, "--backend"), *_implementations(implementations))
         chosen = asked or pybnorm.backends()
+        for name in chosen:
+            support.records(name)  # before an hour is spent
         required = {variable: _required(variable) for variable in (REQUIRE, REQUIRE_DEVICE)}
         required[REQUIRE_DEVICE] += _backends(needed, "--require")
         if resume and folder is None:
@@ -223,12 +287,10 @@ def check(
             raise ArgumentError("--timeout", timeout, "an executor other than process, which nothing could end")
         if html_target is not None:
             html.require()
-        judges.check(here=executor in ("pool", "process"))
+        judge_devices.check(here=executor in ("pool", "process"))
         executors.check_timeout("--scheduler-timeout", scheduler_timeout)
         opened = executors.opened(executor, jobs=jobs, timeout=timeout or executors.TIMEOUT, connect=scheduler_timeout)
         farm = context.with_resource(opened)
-        if farm is None:  # an MPI rank that has served the first one
-            return
         silent = "-" in (json_target, markdown_target)
         console = output.console(stderr=silent)
         asked_for = {"json": json_target, "markdown": markdown_target, "junit": junit_target, "html": html_target}
@@ -238,40 +300,51 @@ def check(
     if any(f"seed={RANDOM}" in case for case in cases):
         for problem in problems[:_DRAWN]:
             click.echo(f"seed={RANDOM}: {problem}", err=silent)
-    if farm.notice:
-        click.echo(farm.notice, err=True)
     run = WholeRun(
-        farm, journal, same, lambda result: fail_fast and exit_status([_judged(result, allow_known)], []) == 1
+        farm, journal, same, lambda result: fail_fast and exit_status(_allowed([result], allow_known), [], strict) == 1
     )
     with output.usage_errors():  # --same, or a journal of other libraries
         run.describe(list(dict.fromkeys((*chosen, *required[REQUIRE], *required[REQUIRE_DEVICE]))))
         if not run.interrupted:
             terminal.print_backends(console, run.found)
-        with output.progress(console, TimeElapsedColumn(), TimeRemainingColumn()) as progress:
+    with run.uninterrupted():
+        with output.usage_errors(), output.progress(console, TimeElapsedColumn(), TimeRemainingColumn()) as progress:
             task = progress.add_task("check", total=None)
             run.run(
                 problems,
                 lambda name, done, total: progress.update(task, description=name, completed=done, total=total),
             )
-    document = _document(run, farm, required, asked, allow_known, require_claims)
-    failed = reports.write(document, targets)
-    trouble = output.WriteError(f"--save {folder}", run.not_saved) if run.not_saved else failed
-    if journal is not None:
-        from pybnorm.check import archive
-
-        try:
-            archive.write_run(journal.folder, document)
-        except (OSError, ArgumentError) as error:
-            trouble = trouble or output.WriteError(f"--save {folder}", error)
+        document = _document(run, farm, required, asked, allow_known, require_claims, strict)
+        trouble = _save(run, document, folder, reports.write(document, targets))
     if not silent:
         terminal.print_results(console, run.results, verbose)
     terminal.print_details(console, run.results, verbose)
-    terminal.print_totals(console, run.results, time.monotonic() - started, judges.instead(run.results))
-    _explain(console, run, document, len(problems), _resumption(context, folder, executor))
+    terminal.print_totals(console, run.results, time.monotonic() - started, judge_devices.instead(run.results))
+    _explain(console, run, document, len(problems), _resumption(context, folder))
     terminal.print_conclusions(console, run.found, run.results, not _ended(run))
     if trouble is not None:
         raise trouble
     context.exit(document["exit_status"])
+
+
+def _which_convention(context: click.Context, file: str) -> None:
+    """Print which conventions the arrays of a file follow; exit with 1 if one follows none that is known."""
+    from pybnorm.check.judging.which import read_call, which_convention
+
+    with output.usage_errors():
+        call = read_call(file)
+        try:
+            fits = which_convention(**call)
+        except ArgumentError as error:
+            raise ArgumentError(f"--data {file}: {error.argument}", error.value, error.allowed) from None
+    for fit in fits:
+        click.echo(one_line(str(fit)))
+    wrong = [fit.output for fit in fits if not fit.convention]
+    if wrong:
+        click.echo(f"No convention that is known explains {' and '.join(wrong)}.")
+    else:
+        click.echo("Every result follows a convention that is known.")
+    context.exit(1 if wrong else 0)
 
 
 def _explain_case(
@@ -282,8 +355,8 @@ def _explain_case(
     timeout: float | None,
 ) -> None:
     """Run one case on each backend, in a process of its own, and print how it was judged."""
-    from pybnorm.check import explain
-    from pybnorm.check.worker import Worker, failed
+    from pybnorm.check.report import explain
+    from pybnorm.check.run.worker import Worker, failed
 
     with output.usage_errors():
         for option in context.command.params:
@@ -337,16 +410,44 @@ def _one_case(text: str) -> str:
     return str(problems[0])
 
 
+def _share(problems: list[Problem], shard: str | None) -> list[Problem]:
+    """Every N-th case, from the K-th on: neighbours, which take about the same time, go to all shares alike."""
+    if shard is None:
+        return problems
+    first, _, count = shard.partition("/")
+    if not (first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count)):
+        raise ArgumentError("--shard", shard, "K/N, such as 2/5 for the second of five shares")
+    found = problems[int(first) - 1 :: int(count)]
+    if not found:
+        raise ArgumentError("--shard", shard, f"at most {len(problems)} shares, one for each case")
+    return found
+
+
+def _drawn(words: Sequence[str]) -> list[str]:
+    """Cases of drawn shapes; the words that draw the same again are said on standard error."""
+    from pybnorm.check.language.drawn_shapes import drawn_cases, read_shapes
+
+    cases = []
+    for word in words:
+        count, seed = read_shapes(word)
+        click.echo(f"--shapes random:{count}:{seed}", err=True)
+        cases += [str(problem) for problem in drawn_cases(count, seed)]
+    return cases
+
+
 def _read(foreign: Sequence[tuple[str, str]]) -> list[str]:
     """Other tools' lines as cases; what is not as the tool would do it is said on standard error."""
-    from pybnorm.check import vendor_lines_read
+    from pybnorm.check.language import vendor_lines_read
 
     cases = []
     for tool, line in foreign:
-        found = vendor_lines_read.read(tool, line)
-        cases.append(str(found.problem))
-        for note in found.notes:
-            click.echo(f"{one_line(line)}: {note}", err=True)
+        several = vendor_lines_read.read_all(tool, line)
+        cases += [str(found.problem) for found in several.found]
+        counts = Counter(note for found in several.found for note in found.notes)
+        notes = [note + (f" ({count} problems)" if len(several.found) > 1 else "") for note, count in counts.items()]
+        refused = [f"{count} not read: {feature}" for feature, count in several.refused.items()]
+        for note in (*several.notes, *notes, *refused):
+            click.echo(f"{one_line(line)}: {one_line(note)}", err=True)
     return cases
 
 
@@ -362,7 +463,7 @@ def _problems(cases: tuple[str, ...], suites: tuple[str, ...], file: str | None)
                 _named("--suite", suite, (), [suite])
             raise
     if suites or not cases:
-        raise ArgumentError("--data", file, "with --case, which says what call the tensors are for, without --suite")
+        raise ArgumentError("--data", file, "with --case, which says what call the tensors are for, or alone")
     problems = select([f"{case},data={os.path.abspath(file)}" for case in cases], ())
     for problem in problems:
         read(problem)  # what is missing or of another shape is told before anything runs
@@ -386,7 +487,7 @@ def _list_suites(context: click.Context) -> None:
 
 
 def _list(problems: Sequence[Problem], verbose: bool) -> None:
-    from pybnorm.check import vendor_lines
+    from pybnorm.check.language import vendor_lines
 
     stream = output.standard_output()
     for problem in problems:
@@ -399,7 +500,7 @@ def _list(problems: Sequence[Problem], verbose: bool) -> None:
 def _journal(context: click.Context, folder: str | None, resume: bool) -> Any:
     if folder is None:
         return None
-    from pybnorm.check import archive
+    from pybnorm.check.run import archive
 
     return context.with_resource(archive.Journal(folder, resume=resume))
 
@@ -420,19 +521,19 @@ def _backends(names: tuple[str, ...], argument: str) -> tuple[str, ...]:
 def _implementations(specs: tuple[str, ...]) -> tuple[str, ...]:
     for spec in specs:
         if not is_implementation(spec):
-            raise ArgumentError("--implementation", spec, "MODULE:OBJECT or FILE.py:OBJECT")
+            raise ArgumentError("--implementation", spec, "MODULE:OBJECT, FILE.py:OBJECT or aten:MODULE")
     return specs
 
 
-def _judged(result: CaseResult, allow_known: bool) -> CaseResult:
-    """The result as the exit status counts it: with --allow-known a known defect is a warning."""
-    return dataclasses.replace(result, status=Status.WARN) if allow_known and result.known else result
+def _allowed(results: list[CaseResult], known: bool) -> list[CaseResult]:
+    """`results`; with --allow-known, what known defects explain is allowed."""
+    if known:
+        allow_known(results)
+    return results
 
 
 def _without_record(run: WholeRun) -> list[str]:
     """Libraries of which no run of their version on the device is recorded, such as "onednn 3.2.0 on AMD EPYC"."""
-    from pybnorm.check import support
-
     usable = [i for i in run.found if not i.problem and not is_implementation(i.backend)]
     bare = [i for i in usable if support.run_of(i.backend, i.version, i.device, i.digest) is None]
     return list(dict.fromkeys(f"{i.backend} {version_text(i)} on {i.device}" for i in bare))
@@ -445,6 +546,7 @@ def _document(
     backends: tuple[str, ...],
     known: bool,
     claims: bool,
+    strict: bool,
 ) -> dict[str, Any]:
     """The run as JSON has it. `required` is by variable; `backends` are those of --backend."""
     missing = [
@@ -457,7 +559,8 @@ def _document(
     overrides = [i.override for i in run.found if i.override]
     bare = _without_record(run)
     absent = missing + overrides + (bare if claims else [])
-    status = exit_status([_judged(r, known) for r in run.results], absent)
+    results = _allowed(run.results, known)
+    status = exit_status(results, absent, strict)
     if run.interrupted:
         status = INTERRUPTED
     if run.not_saved:
@@ -466,15 +569,31 @@ def _document(
         SCHEMA,
         {
             "backends": run.found,
-            "cases": run.results,
+            "cases": results,
             "required_but_absent": missing,
             "unusable_overrides": overrides,
             "lost_nodes": farm.lost,
             "without_record": bare,
-            "complete": not (_ended(run) or not_run(run.results)),
+            "complete": not (_ended(run) or not_run(results)),
             "exit_status": status,
         },
     )
+
+
+def _save(
+    run: WholeRun, document: dict[str, Any], folder: str | None, failed: output.WriteError | None
+) -> output.WriteError | None:
+    """Write the run into the folder of --save; the first thing that could not be written."""
+    trouble = output.WriteError(f"--save {folder}", run.not_saved) if run.not_saved else failed
+    if folder is None or not run.begun:  # then what an earlier run left there is all that there is
+        return trouble
+    from pybnorm.check.run import archive
+
+    try:
+        archive.write_run(folder, document)
+    except (OSError, ArgumentError) as error:
+        return trouble or output.WriteError(f"--save {folder}", error)
+    return trouble
 
 
 def _ended(run: WholeRun) -> str:
@@ -512,13 +631,13 @@ def _explain(console: Console, run: WholeRun, document: dict[str, Any], problems
         console.print(Text(text, "bold red"))
 
 
-def _resumption(context: click.Context, folder: str | None, executor: str) -> str:
+def _resumption(context: click.Context, folder: str | None) -> str:
     """How to go on with a run that has ended early."""
     if folder is None:
         return "a run with --save DIR can be gone on with"
     given: list[str] = context.meta.get(ARGUMENTS, ["check"])
     resumed = [*given, *([] if "--resume" in given else ["--resume"])]
-    return f"go on with it: {'the same launcher, ' if executor == 'mpi' else ''}pybnorm {shlex.join(resumed)}"
+    return f"go on with it: pybnorm {shlex.join(resumed)}"
 
 
 def _explain_absence(console: Console, run: WholeRun, document: dict[str, Any]) -> None:

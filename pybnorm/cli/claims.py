@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 import pybnorm
-from pybnorm.check import archive, support
-from pybnorm.check.results import by_label, label, version_text
+from pybnorm.check.judging.results import by_label, label, version_text
+from pybnorm.check.run import archive, support
 from pybnorm.cli import completion, output
 from pybnorm.errors import ArgumentError
 
 __all__ = ["claims"]
 
 
-@click.group()
+@click.group(short_help="Keep what a version of a library can do.")
 def claims() -> None:
     """Records of what a version of a library runs, and what of it gives the same bits at every call on a device.
 
@@ -56,9 +55,7 @@ def record(context: click.Context, run: str, backend: str, json_target: str | No
         made = support.of_run(results, info.version, info.device, source, info.digest)
         if not made["combinations"]:
             raise ArgumentError("RUN", run, "a run in which this backend computed something")
-        known = []
-        if folder is not None and (file := Path(folder) / f"{backend}.json").is_file():
-            known = json.loads(file.read_text(encoding="utf-8"))
+        known = support.read("--into", Path(folder) / f"{backend}.json") if folder is not None else []
         text = support.with_record(known, made)
     if folder is None:
         targets["--json"].put(lambda stream: stream.write(text))

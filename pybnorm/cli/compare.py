@@ -9,21 +9,28 @@ from rich.progress import TimeRemainingColumn
 from rich.text import Text
 
 from pybnorm._text import one_line
-from pybnorm.check import compare as comparing
-from pybnorm.check import compare_document, compare_terminal
+from pybnorm.check.compare import comparison as comparing
+from pybnorm.check.compare import document as compare_document
+from pybnorm.check.compare import terminal as compare_terminal
 from pybnorm.cli import output
 
 __all__ = ["compare"]
 
 
-@click.command()
+@click.command(short_help="Compare runs: two libraries, or two versions of one.")
 @click.argument("paths", metavar="RUN...", nargs=-1, required=True)
 @output.json_option("the tables")
 @click.option("--html", "html_target", metavar="FILE", help="Write one self-contained page with plots.")
+@click.option("--allow-known", is_flag=True, help="Known defects do not make the exit status 1.")
 @click.option("-v", "--verbose", is_flag=True, help="Lists in full.")
 @click.pass_context
 def compare(
-    context: click.Context, paths: tuple[str, ...], json_target: str | None, html_target: str | None, verbose: bool
+    context: click.Context,
+    paths: tuple[str, ...],
+    json_target: str | None,
+    html_target: str | None,
+    allow_known: bool,
+    verbose: bool,
 ) -> None:
     """Hold runs against each other: two vendors, two versions of a library, two machines.
 
@@ -38,13 +45,14 @@ def compare(
          the other fails, or a later run fails or refuses what an earlier one
          of the same backend did not, could not run that backend any more, or
          is not complete and lacks its cases (of a backend that a machine of
-         another kind does not have, there is a notice only); or all libraries
-         agree with one another and not with the reference
+         another kind does not have, there is a notice only); or two libraries
+         or more agree with one another and not with the reference
       2  there is nothing to compare; bad arguments; or the result could not
          be written
     130  interrupted
     """
-    from pybnorm.check import html
+    from pybnorm.check.compare import pages
+    from pybnorm.check.report import html
 
     console = output.console(stderr=json_target == "-")
     with output.usage_errors():
@@ -59,13 +67,15 @@ def compare(
         targets = output.targets(context, "compare", json=json_target, html=html_target)
         with output.progress(console, TimeRemainingColumn()) as progress:
             task = progress.add_task("compare")
-            comparison = comparing.compare(runs, lambda done, total: progress.update(task, completed=done, total=total))
+            comparison = comparing.compare(
+                runs, lambda done, total: progress.update(task, completed=done, total=total), allow_known
+            )
     if json_target != "-":
         compare_terminal.print_comparison(console, comparison, verbose)
     if "--json" in targets:
         targets["--json"].put(functools.partial(output.write_json, compare_document.contents(comparison)))
     if "--html" in targets:
-        targets["--html"].put(functools.partial(html.write_comparison, comparison=comparison))
+        targets["--html"].put(functools.partial(pages.write_comparison, comparison=comparison))
     if comparison.exit_status == 2:
         alone = len(comparison.runs) == 1 and len(comparison.runs[0].backends) == 1
         why = "this is one run of one library" if alone else "no two backends of these runs judged the same case"

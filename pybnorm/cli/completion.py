@@ -1,4 +1,4 @@
-"""What a shell completes: backends, suites, and the words and values of a case."""
+"""Completion in a shell: backends, suites, and the words and values of a case."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import click
 from click.shell_completion import CompletionItem
 
 import pybnorm
-from pybnorm.check.problem import (
+from pybnorm.check.language.lines import packaged_suites
+from pybnorm.check.language.problem import (
     ACTIVATIONS,
     CHOICES,
     COMPOSED,
@@ -21,7 +22,6 @@ from pybnorm.check.problem import (
     OPERATIONS,
     OPTIONS,
     RANDOM,
-    packaged_suites,
 )
 
 __all__ = ["backends", "cases", "executors", "suites", "tools"]
@@ -49,7 +49,7 @@ def suites(context: click.Context, parameter: click.Parameter, incomplete: str) 
 
 def executors(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """What runs cases."""
-    return _begun(("pool", "process", "mpi", "dask"), incomplete)
+    return _begun(("pool", "process", "dask"), incomplete)
 
 
 def tools(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

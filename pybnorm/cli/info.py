@@ -12,13 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 import pybnorm
-from pybnorm.check import executors, terminal
-from pybnorm.check.console import Console
-from pybnorm.check.environment import machine
-from pybnorm.check.problem import LAYOUTS, MODES, OPERATIONS
-from pybnorm.check.results import BackendInfo, version_text
-from pybnorm.check.session import capability_words
-from pybnorm.check.worker import Worker
+from pybnorm.check.judging.results import BackendInfo, version_text
+from pybnorm.check.language.problem import LAYOUTS, MODES, OPERATIONS
+from pybnorm.check.report import terminal
+from pybnorm.check.report.console import Console
+from pybnorm.check.run import executors
+from pybnorm.check.run.environment import machine
+from pybnorm.check.run.session import capability_words
+from pybnorm.check.run.worker import Worker
 from pybnorm.cli import completion, output
 from pybnorm.defects import DEFECTS, Defect, unrecorded
 from pybnorm.enums import DataType, Layout, Operation
@@ -33,7 +34,7 @@ _FOLDED = 80
 """Columns of sentences, also where lines may be longer."""
 
 
-@click.command()
+@click.command(short_help="List the libraries of this machine.")
 @output.json_option("the text")
 @click.option(
     "--claims",
@@ -86,7 +87,7 @@ def info(context: click.Context, json_target: str | None, as_claims: str | None,
 
 
 def _print_claims(backend: str, timeout: float) -> None:
-    from pybnorm.check import support
+    from pybnorm.check.run import support
 
     if backend not in pybnorm.backends():
         raise click.UsageError(str(ArgumentError("--claims", backend, " | ".join(pybnorm.backends()))))
@@ -148,7 +149,7 @@ def _print_info(console: Console, item: BackendInfo, rows: list[dict[str, Any]])
         console.print("  known defects of this version")
     for defect in known:
         _print_folded(console, "    - ", f"{defect.id}: {defect.what}")
-    if without := unrecorded(item.backend, item.version):
+    if without := unrecorded(item.backend, item.version, item.digest):
         _print_folded(console, "  ", f"{without}; pybnorm check --suite bugs --backend {item.backend} shows it")
 
 
@@ -171,7 +172,8 @@ def _print_folded(console: Console, before: str, text: str) -> None:
 
 
 def _known_defects(item: BackendInfo) -> list[Defect]:
-    return [d for d in DEFECTS if item.loaded and d.backend == item.backend and d.in_version(item.version, item.digest)]
+    own = [d for d in DEFECTS if item.loaded and d.backend == item.backend and d.on_card(item.device)]
+    return [d for d in own if d.in_version(item.version, item.digest)]
 
 
 def _ability_text(rows: list[dict[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""What every command writes to: standard output, the console, and the files of ``--json``, ``--html`` and the like."""
+"""Outputs of every command: standard output, the console, and the files of ``--json``, ``--html`` and the like."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from pybnorm import _files
-from pybnorm._text import one_line
-from pybnorm.check import terminal
-from pybnorm.check.console import Console
-from pybnorm.check.environment import machine
-from pybnorm.check.results import json_parts, to_json
+from pybnorm._text import one_line, reason
+from pybnorm.check.judging.results import json_parts, to_json
+from pybnorm.check.report import terminal
+from pybnorm.check.report.console import Console
+from pybnorm.check.run.environment import machine
 from pybnorm.errors import ArgumentError
 
 __all__ = [
@@ -52,7 +52,7 @@ class WriteError(click.ClickException):
     exit_code = 2
 
     def __init__(self, target: str, error: Exception | str) -> None:
-        super().__init__(one_line(f"{target} cannot be written: {error}"))
+        super().__init__(one_line(f"{target} cannot be written: {reason(error)}"))
 
 
 @contextlib.contextmanager

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import click
 
-from pybnorm.check import archive, compare, markdown, terminal
+from pybnorm._text import visible
+from pybnorm.check.compare import comparison as compare
+from pybnorm.check.report import markdown, terminal
+from pybnorm.check.run import archive
 from pybnorm.cli import output, reports
 from pybnorm.errors import ArgumentError
 
 __all__ = ["report"]
 
 
-@click.command()
+@click.command(short_help="Show a saved run, or write it as a page or JUnit XML.")
 @click.argument("run", metavar="RUN")
 @output.json_option("the table")
 @click.option("--junit", "junit_target", metavar="FILE", help="Write JUnit XML.")
@@ -32,14 +35,14 @@ def report(
 ) -> None:
     """Show a run that is kept, or write it as a page, as JUnit XML, as Markdown.
 
-    RUN is a folder of check --save, or a file of check --json. Nothing is run or judged again.
+    RUN is a folder of check --save, or a file of check --json or collect. Nothing is run or judged again.
 
     \b
     Exit status:
       0  the run is shown and written, whatever it found
       2  there is no run; bad arguments; or a report could not be written
     """
-    from pybnorm.check import html
+    from pybnorm.check.report import html
 
     with output.usage_errors():
         if annotations and "-" in (json_target, markdown_target):
@@ -57,7 +60,7 @@ def report(
     results = document["cases"]
     if annotations:
         stream = output.standard_output()
-        stream.writelines(f"{line}\n" for line in markdown.ci_annotations(results))
+        stream.writelines(f"{visible(line)}\n" for line in markdown.ci_annotations(results))
         stream.flush()
     elif "-" not in (json_target, markdown_target):
         console = output.console()

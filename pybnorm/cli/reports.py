@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
-from pybnorm.check import html, junit, markdown
+from pybnorm.check.report import html, junit, markdown
 from pybnorm.cli import output
 
 __all__ = ["write"]
@@ -17,7 +17,7 @@ def write(document: Mapping[str, Any], targets: Mapping[str, output.Target]) -> 
     Parameters
     ----------
     document : dict
-        The run, as `pybnorm.check.archive.read_run` returns it.
+        The run, as `pybnorm.check.run.archive.read_run` returns it.
     targets : dict
         `output.targets`.
     """

@@ -9,13 +9,13 @@ from typing import IO
 import click
 
 from pybnorm._text import visible
-from pybnorm.check import versions as matrices
+from pybnorm.check.compare import versions as matrices
 from pybnorm.cli import output
 
 __all__ = ["versions"]
 
 
-@click.command()
+@click.command(short_help="Show what each version of a library gets wrong.")
 @click.argument("paths", metavar="RUN...", nargs=-1, required=True)
 @output.json_option("the tables")
 @output.markdown_option("the tables")
@@ -41,7 +41,8 @@ def versions(
       0  the matrix was written, whatever it shows
       2  bad arguments, or it could not be written
     """
-    from pybnorm.check import html
+    from pybnorm.check.compare import pages
+    from pybnorm.check.report import html
 
     with output.usage_errors():
         if html_target is not None:
@@ -52,7 +53,7 @@ def versions(
     writers: dict[str, Callable[[IO[str]], object]] = {
         "--json": functools.partial(output.write_json, output.document(matrices.SCHEMA, matrices.document(found))),
         "--markdown": lambda stream: stream.write(f"# pybnorm versions\n\n{matrices.markdown(found)}"),
-        "--html": functools.partial(html.write_versions, found=found),
+        "--html": functools.partial(pages.write_versions, found=found),
     }
     for option, target in targets.items():
         target.put(writers[option])
