@@ -182,7 +182,7 @@ def _phases(one: Callable[_P, None], cann: str) -> tuple[Callable[_P, tuple[int,
 
     def checked(handle: Handle, values: tuple[Any, ...]) -> tuple[int, Executor]:
         with _status(recipe):
-            call = Checked(handle, recipe.name, *prepare(handle, recipe, _unmasked(recipe, values)))
+            call = Checked(handle, recipe.name, *prepare(handle, recipe, _unmasked(recipe, values)), recipe.arrays)
             call.prepared.check(call.addresses)
         return call.nbytes, Executor(name, call)
 
@@ -194,7 +194,7 @@ def _phases(one: Callable[_P, None], cann: str) -> tuple[Callable[_P, tuple[int,
 
     first = f"{name}_get_workspace_size"
     doc = _FIRST.format(cann=cann, one=recipe.name, second=name)
-    query = recipe.function(__name__, doc, "checked(handle, values)", name=first, query=True, checked=checked)
+    query = recipe.query(__name__, doc, first, checked)
     query.__annotations__["return"] = "tuple[int, Executor]"
     second.__name__ = second.__qualname__ = name
     second.__doc__ = _SECOND.format(cann=cann, first=first)

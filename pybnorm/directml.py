@@ -57,7 +57,7 @@ ACTIVATIONS = (
     "celu", "elu", "gelu", "hard_sigmoid", "identity", "leaky_relu", "linear", "parametric_softplus", "relu",
     "scaled_elu", "scaled_tanh", "shrink", "sigmoid", "softplus", "softsign", "tanh", "thresholded_relu",
 )  # fmt: skip
-"""What DirectML can fuse into these operators: the X of ``DML_OPERATOR_ACTIVATION_X``."""
+"""Activations that DirectML can fuse into these operators: the X of ``DML_OPERATOR_ACTIVATION_X``."""
 
 
 class Activation(NamedTuple):
@@ -383,7 +383,7 @@ def workspace_size(handle: Handle, operator: str, *arguments: Any, **options: An
     recipe = _OPERATORS.get(str.__str__(operator)) if issubclass(type(operator), str) else None
     if recipe is None:
         raise ArgumentError("operator", operator, "one of " + ", ".join(_OPERATORS))
-    prepared, addresses, _ = prepare(handle, recipe, recipe.bind(handle, *arguments, **options))
+    prepared, addresses, _ = prepare(handle, recipe, recipe.bind(*arguments, **options))
     prepared.check(addresses)
     return prepared.nbytes
 

@@ -1,7 +1,8 @@
 """Batch norm on arrays of any framework, which returns its results as new arrays, with little host time.
 
 ``y, saved_mean, saved_inv_variance = batch_norm_training(x, scale, bias)`` with arrays of PyTorch, CuPy, NumPy or JAX:
-results are new arrays of the same framework, from its own allocator, in x's memory format; or the arrays in `out`. The
+results are new arrays of the same framework, from its own allocator, in x's memory format; or the arrays in `out`. An
+object on the CPU that has no framework here, but DLPack or the buffer protocol, gets NumPy's arrays. The
 first call with given dtype, shape, strides, device and scalars makes a handle and a plan, which later calls reuse: they
 cost a look-up, the allocations and one call of a `pybnorm.Plan`.
 
@@ -13,16 +14,10 @@ mode
     `Mode.SPATIAL`: statistics per channel; `Mode.PER_ACTIVATION`: per element of (C, spatial...).
 algorithm, deterministic
     As in `Handle.plan_forward_training`.
-prefer
-    "fastest": PyTorch's own kernel computes PyTorch's arrays where a table for the device and the versions knows it as
-    faster (`pybnorm.torch.reason` says where, and so does the logger ``pybnorm.torch``), with the defaults of `mode`,
-    `algorithm`, `deterministic`, `unbiased`, `handle` and `out`. Errors of such calls are PyTorch's.
-    "measured": so does the first call of its kind by measuring, and later ones take the faster way; see
-    `pybnorm.torch.batch_norm`.
 handle
-    None: a handle per thread and device, made at first use: oneDNN for the CPU, cuDNN for CUDA, MIOpen for ROCm. It
-    works on the framework's current stream. A `Handle`: calls and allocations go to its stream, and the caller orders
-    that stream with others.
+    None: a handle per thread and device, made at first use: native for the CPU, and for CUDA where NVRTC is, else
+    cuDNN; MIOpen for ROCm. It works on the framework's current stream. A `Handle`: calls and allocations go to its
+    stream, and the caller orders that stream with others.
 out
     Arrays to write and return instead of new ones, in the order of the results; None for a new one.
 
@@ -38,23 +33,22 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import importlib
 import os
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import array_api_compat
 import numpy as np
 
-from pybnorm import _arguments, _names
-from pybnorm._arrays import CPU, Buffer, as_buffer
+from pybnorm import _arguments
+from pybnorm._arrays import CPU, Buffer, as_buffer, numpy_dtype
 from pybnorm._core import Cache, Handle, backends, cache, current_stream, describe, device_types, refuse_addresses
-from pybnorm._words import AlgorithmWord, ModeWord, PreferWord
+from pybnorm._words import AlgorithmWord, ModeWord
 from pybnorm.enums import DataType, Mode
-from pybnorm.errors import ArgumentError, ArgumentTypeError
+from pybnorm.errors import ArgumentError, ArgumentTypeError, LibraryError, NotInitializedError
 
 __all__ = ["MOST_READY", "batch_norm_backward", "batch_norm_inference", "batch_norm_training"]
 
@@ -70,9 +64,9 @@ def batch_norm_training(
     x: _Array,
     scale: Any,
     bias: Any,
+    *,
     running_mean: Any = None,
     running_variance: Any = None,
-    *,
     exponential_average_factor: float = 0.1,
     unbiased: bool = True,
     saved: bool = True,
@@ -80,10 +74,8 @@ def batch_norm_training(
     mode: Mode | int | ModeWord = Mode.SPATIAL,
     algorithm: AlgorithmWord | str = "auto",
     deterministic: bool = False,
-    prefer: PreferWord | None = None,
     handle: Handle | None = None,
     out: Sequence[Any] | None = None,
-    **unknown: NoReturn,
 ) -> tuple[_Array, Any, Any]:
     """Normalize by the statistics of the batch.
 
@@ -105,7 +97,7 @@ def batch_norm_training(
         False, where no `batch_norm_backward` follows: in place of the last two results is None, also in `out`.
     epsilon : float
         Finite, not negative.
-    mode, algorithm, deterministic, prefer, handle, out
+    mode, algorithm, deterministic, handle, out
         See the module; `out` is (y, saved_mean, saved_inv_variance).
 
     Returns
@@ -137,14 +129,12 @@ def batch_norm_training(
     >>> mean, inv_variance.round(3)
     (array([2.5], dtype=float32), array([0.894], dtype=float32))
     """
-    if unknown:
-        raise _names.unexpected(batch_norm_training, unknown)
     ready = _local.ready if handle is None else _ready_of(handle)
     key = (
         "training", type(x), describe(x, "x")[0], type(scale), bias is None,
         type(running_mean), type(running_variance), type(exponential_average_factor), exponential_average_factor,
         type(epsilon), epsilon, type(mode), mode, algorithm, None if out is None else _out_key(out, 3), unbiased,
-        deterministic, saved, prefer,
+        deterministic, saved,
     )  # fmt: skip
     try:
         call = ready[key]
@@ -157,7 +147,7 @@ def batch_norm_training(
         if not saved and out is not None and (out[1] is not None or out[2] is not None):
             raise ArgumentError("out", "arrays for saved statistics", "None in their place with saved=False") from None
         vectors = {"scale": scale, "bias": bias, "running_mean": running_mean, "running_variance": running_variance}
-        call, kept = _prepare_either(prefer, "training", handle, data, vectors, options, out)
+        call, kept = _prepare("training", handle, data, vectors, options, out)
         if kept:
             ready.keep(key, call, MOST_READY)
     found: tuple[_Array, Any, Any] = call(x, scale, bias, running_mean, running_variance, out)
@@ -166,34 +156,29 @@ def batch_norm_training(
 
 def batch_norm_inference(
     x: _Array,
-    scale: Any,
-    bias: Any,
-    running_mean: Any = None,
-    running_variance: Any = None,
     *,
+    running_mean: Any,
+    running_variance: Any,
+    scale: Any = None,
+    bias: Any = None,
     epsilon: float = 1e-5,
     mode: Mode | int | ModeWord = Mode.SPATIAL,
     algorithm: AlgorithmWord | str = "auto",
     deterministic: bool = False,
-    prefer: PreferWord | None = None,
     handle: Handle | None = None,
     out: Any = None,
-    mean: Any = None,
-    variance: Any = None,
-    **unknown: NoReturn,
 ) -> _Array:
     """Normalize by given statistics: ``y = scale * (x - running_mean) / sqrt(running_variance + epsilon) + bias``.
 
     Parameters
     ----------
-    x, scale, bias, epsilon, mode, algorithm, deterministic, prefer, handle
-        As in `batch_norm_training`.
+    x
+        As in `batch_norm_training`. All else is given by name: other libraries have these arrays in other orders.
     running_mean, running_variance : array, as scale
-        Required.
+    scale, bias, epsilon, mode, algorithm, deterministic, handle
+        As in `batch_norm_training`. Without `scale` it is 1, without `bias` 0.
     out : array, shape and dtype of x, optional
         Written and returned.
-    mean, variance : array, optional
-        Deprecated names of `running_mean` and `running_variance`.
 
     Returns
     -------
@@ -212,27 +197,22 @@ def batch_norm_inference(
     Examples
     --------
     >>> x, ones, zeros = np.float32([[[1, 2, 3, 4]]]), np.ones(1, np.float32), np.zeros(1, np.float32)
-    >>> pybnorm.functional.batch_norm_inference(x, ones, zeros, running_mean=ones, running_variance=4 * ones, epsilon=0)
+    >>> pybnorm.functional.batch_norm_inference(x, running_mean=ones, running_variance=4 * ones, bias=zeros, epsilon=0)
     array([[[0. , 0.5, 1. , 1.5]]], dtype=float32)
     """
-    if unknown:
-        raise _names.unexpected(batch_norm_inference, unknown)
-    if mean is not None or variance is not None:
-        running_mean = _names.renamed("running_mean", running_mean, "mean", mean)
-        running_variance = _names.renamed("running_variance", running_variance, "variance", variance)
     ready = _local.ready if handle is None else _ready_of(handle)
     key = (
         "inference", type(x), describe(x, "x")[0], scale is None, bias is None,
         type(epsilon), epsilon, type(mode), mode, algorithm,
-        None if out is None else (type(out), describe(out, "out")[0]), deterministic, prefer,
+        None if out is None else (type(out), describe(out, "out")[0]), deterministic,
     )  # fmt: skip
     try:
         call = ready[key]
     except Exception:
         options = {"epsilon": epsilon, "mode": mode, "algorithm": algorithm, "deterministic": deterministic}
         vectors = {"scale": scale, "bias": bias, "running_mean": running_mean, "running_variance": running_variance}
-        call, kept = _prepare_either(
-            prefer, "inference", handle, {"x": x, "y": out}, vectors, options, None if out is None else (out,)
+        call, kept = _prepare(
+            "inference", handle, {"x": x, "y": out}, vectors, options, None if out is None else (out,)
         )
         if kept:
             ready.keep(key, call, MOST_READY)
@@ -251,10 +231,8 @@ def batch_norm_backward(
     mode: Mode | int | ModeWord = Mode.SPATIAL,
     algorithm: AlgorithmWord | str = "auto",
     deterministic: bool = False,
-    prefer: PreferWord | None = None,
     handle: Handle | None = None,
     out: Sequence[Any] | None = None,
-    **unknown: NoReturn,
 ) -> tuple[_Array, Any, Any]:
     """Gradients of `batch_norm_training`; the formulas are in `Handle.backward`.
 
@@ -266,7 +244,7 @@ def batch_norm_backward(
         What `batch_norm_training` returned. Both or none; without them they are computed from x and `epsilon`.
     epsilon : float
         Used only without saved statistics.
-    mode, algorithm, deterministic, prefer, handle, out
+    mode, algorithm, deterministic, handle, out
         See the module; `out` is (dx, dscale, dbias).
 
     Returns
@@ -292,13 +270,11 @@ def batch_norm_backward(
     >>> dx.round(3), dscale.round(3), dbias
     (array([[[ 0.204, -0.408,  0.204]]], dtype=float32), array([1.225], dtype=float32), array([1.], dtype=float32))
     """
-    if unknown:
-        raise _names.unexpected(batch_norm_backward, unknown)
     ready = _local.ready if handle is None else _ready_of(handle)
     key = (
         "backward", type(x), describe(x, "x")[0], describe(dy, "dy")[0], type(scale),
         saved_mean is None, type(epsilon), epsilon, type(mode), mode, algorithm,
-        None if out is None else _out_key(out, 3), deterministic, prefer,
+        None if out is None else _out_key(out, 3), deterministic,
     )  # fmt: skip
     try:
         call = ready[key]
@@ -308,7 +284,7 @@ def batch_norm_backward(
         vectors = {"scale": scale, "saved_mean": saved_mean, "saved_inv_variance": saved_inv_variance}
         options = {"epsilon": epsilon, "mode": mode, "algorithm": algorithm, "saved": saved}
         options["deterministic"] = deterministic
-        call, kept = _prepare_either(prefer, "backward", handle, data, vectors, options, out)
+        call, kept = _prepare("backward", handle, data, vectors, options, out)
         if kept:
             ready.keep(key, call, MOST_READY)
     found: tuple[_Array, Any, Any] = call(x, dy, scale, saved_mean, saved_inv_variance, out)
@@ -409,10 +385,6 @@ class _Home:
     def address(self, memory: Any) -> int:
         raise NotImplementedError
 
-    def own(self, *given: Any) -> tuple[Call, bool] | None:
-        """The framework's own way to make a call that is faster, where there is one, and whether it may be kept."""
-        return None
-
     def constant(self, values: Any, like: Any) -> Any:
         """The values, copied to the device of `like` when this returns."""
         return values
@@ -451,10 +423,6 @@ class _Torch(_Home):
 
     def address(self, memory: Any) -> int:
         return int(memory.data_ptr())
-
-    def own(self, *given: Any) -> tuple[Call, bool] | None:
-        found: tuple[Call, bool] | None = importlib.import_module("pybnorm.torch.preference").own(*given)
-        return found
 
     def constant(self, values: Any, like: Any) -> Any:
         dtype = self.torch.float64 if values.dtype == np.float64 else self.torch.float32
@@ -510,34 +478,6 @@ def _home_of(array: Any) -> _Home:
 # ---------------------------------------------------------------- making a call ready
 
 
-_DEFAULTS = {"mode": Mode.SPATIAL, "algorithm": "auto", "deterministic": False, "unbiased": True}
-
-
-def _preferring(prefer: object) -> bool:
-    """Whether a framework's own way may be taken."""
-    if prefer is not None and not (isinstance(prefer, str) and prefer in ("fastest", "measured")):
-        raise ArgumentError("prefer", prefer, "None, 'fastest' or 'measured'")
-    return prefer is not None
-
-
-def _prepare_either(
-    prefer: object,
-    operation: str,
-    handle: Handle | None,
-    data: dict[str, Any],
-    vectors: dict[str, Any],
-    options: dict[str, Any],
-    out: Sequence[Any] | None,
-) -> tuple[Call, bool]:
-    """As `_prepare`, or the framework's own call."""
-    ours = functools.cache(functools.partial(_prepare, operation, handle, data, vectors, options, out))
-    if _preferring(prefer) and handle is None and out is None and (_DEFAULTS | options).items() >= _DEFAULTS.items():
-        own = _home_of(data["x"]).own(operation, data, vectors, options, prefer, ours)
-        if own is not None:
-            return own
-    return ours()
-
-
 def _prepare(
     operation: str,
     handle: Handle | None,
@@ -584,7 +524,8 @@ def _prepare(
         constants = {name: None for name in ("scale", "bias") if vectors.get(name, 0) is None}
         given = operation == "inference" or (out is not None and out[1] is not None and out[2] is not None)
         if constants:
-            if type(home) is _Home and not isinstance(x, np.ndarray) and (on_gpu or not given):
+            unknown = type(home) is _Home and not isinstance(x, np.ndarray) and like is not _numpy_like
+            if unknown and (on_gpu or not given):
                 raise ArgumentError(
                     next(iter(constants)), None,
                     f"an array: of {type(x).__name__}, x's type, no framework is known here that could make one",
@@ -620,8 +561,19 @@ def _prepare(
 
 
 def _backend_of(device_type: int) -> str | None:
-    """The first backend whose calls reach memory of a DLPack device type."""
-    return next((name for name in backends() if device_type in device_types(name)), None)
+    """The backend that computes where no handle is given: kernels of our own where they reach the memory."""
+    reached = [name for name in ("native", "native_cuda", *backends()) if device_type in device_types(name)]
+    return next((name for name in reached if name != "native_cuda" or _compiles_kernels()), None)
+
+
+@functools.cache
+def _compiles_kernels() -> bool:
+    """Whether native's kernels can be compiled and run for CUDA: NVRTC and a driver are here."""
+    try:
+        Handle("native_cuda").close()
+    except (LibraryError, NotInitializedError):
+        return False
+    return True
 
 
 def _default_handle(buffer: Buffer, backend: str | None, on_gpu: bool) -> Handle:
@@ -648,11 +600,23 @@ def _maker(array: Any, argument: str, given: Any) -> Call:
     try:
         maker: Call = array_api_compat.array_namespace(array).empty_like
     except TypeError:
-        as_buffer(array, argument)
+        if as_buffer(array, argument).device_type == CPU:
+            return _numpy_like
         raise ArgumentTypeError(
-            argument, array, "an array of a framework of the array API, such as PyTorch or NumPy; others take out="
+            argument, array, "an array of a framework of the array API, such as PyTorch or CuPy; others take out="
         ) from None
     return maker
+
+
+def _numpy_like(array: Any) -> Any:
+    """A NumPy array with the dims, dtype and memory order of one of a framework that is not known here."""
+    buffer = as_buffer(array, "x")
+    axes = sorted(range(len(buffer.dims)), key=lambda axis: -buffer.strides[axis])
+    try:
+        made = np.empty([buffer.dims[axis] for axis in axes], numpy_dtype(buffer.dtype))
+    except ValueError:
+        raise ArgumentError("x", f"dims {buffer.dims}", "dims of an array that an address space can hold") from None
+    return made.transpose(np.argsort(axes))
 
 
 def _no_maker(array: Any) -> Any:
@@ -664,7 +628,9 @@ def _nothing(array: Any) -> None:
 
 
 def _one_framework(x: Any, scale: Any) -> None:
-    _maker(x, "x", None)
+    makers = [_maker(array, name, None) for array, name in ((x, "x"), (scale, "scale"))]
+    if _numpy_like in makers and all(maker in (_numpy_like, np.empty_like) for maker in makers):
+        return
     spaces = [array_api_compat.array_namespace(array) for array in (x, scale)]
     if spaces[0] is not spaces[1]:
         raise ArgumentTypeError("scale", scale, "an array of x's framework, or out= for all results")
@@ -857,11 +823,15 @@ def _renamed(error: ArgumentError, results: tuple[str, ...], **names: str) -> Ar
 _CALLS: dict[str, Call] = {"training": _training_call, "inference": _inference_call, "backward": _backward_call}
 
 
+def _inferred(x: Any, scale: Any, bias: Any, mean: Any, variance: Any, **options: Any) -> Any:
+    return batch_norm_inference(x, running_mean=mean, running_variance=variance, scale=scale, bias=bias, **options)
+
+
 def _through_numpy(operation: str, handle: Handle | None, options: dict[str, Any]) -> Call:
     """A call for JAX arrays on the CPU: they are read in place, and results are computed in NumPy's memory."""
     made = ("running", "saved") if operation == "backward" else ("running",)  # of what is given
     options = {name: value for name, value in options.items() if name not in made}
-    functions: dict[str, Call] = {"training": batch_norm_training, "inference": batch_norm_inference}
+    functions: dict[str, Call] = {"training": batch_norm_training, "inference": _inferred}
     function: Call = functions.get(operation, batch_norm_backward)
     asarray: Call = sys.modules["jax"].numpy.asarray
 

@@ -58,6 +58,7 @@ from typing import Any
 
 from pybnorm import _arguments
 from pybnorm._arguments import ALIGNMENT
+from pybnorm._arrays import note_written
 from pybnorm._core import Handle
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ClosedError, UnsupportedError, WorkspaceError
@@ -453,6 +454,7 @@ class Graph(_Description):
             scratch = (base + self._inner, program.nbytes) if program.nbytes else None
             addresses = [0 if record is None else places[record] for record in self._places[index]]
             program.execute(handle, step.function, (0, *addresses), scratch)
+        note_written([buffer for record, buffer in buffers.items() if record.output])
 
 
 def _check_handle(handle: Any) -> None:

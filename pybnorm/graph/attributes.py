@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pybnorm import _arguments, _names, reference
+from pybnorm import _arguments, reference
 from pybnorm._arrays import numpy_dtype
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError
@@ -227,7 +227,7 @@ def _scalar(value: object, argument: str) -> TensorAttributes:
 
 
 class _Attributes(_Named):
-    """What all nodes have. Without a name a node is called by its kind and number."""
+    """Attributes of all nodes. Without a name a node is called by its kind and number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -273,7 +273,6 @@ class _StatisticsAttributes(_Attributes):
         self._epsilon: TensorAttributes | None = None
         self._peer_stats: tuple[TensorAttributes, ...] = ()
 
-    @_names.own()
     def set_epsilon(self: _SelfStatistics, epsilon: TensorAttributes | float) -> _SelfStatistics:
         """Added to the variance. Required; in backward only without saved statistics, and unused with them."""
         self._epsilon = _scalar(epsilon, "epsilon")
@@ -304,26 +303,22 @@ class BatchnormAttributes(_StatisticsAttributes):
         self._prev_running_variance: TensorAttributes | None = None
         self._unbiased = True
 
-    @_names.own()
     def set_previous_running_stats(
         self, mean: TensorAttributes, variance: TensorAttributes, momentum: TensorAttributes | float
     ) -> BatchnormAttributes:
         """Ask for next = (1 - momentum) * previous + momentum * batch; `set_unbiased` says which batch variance."""
         return self.set_prev_running_mean(mean).set_prev_running_variance(variance).set_momentum(momentum)
 
-    @_names.own()
     def set_prev_running_mean(self, mean: TensorAttributes) -> BatchnormAttributes:
         """Set together with the previous variance and the momentum."""
         self._prev_running_mean = _tensor(mean, "prev_running_mean")
         return self
 
-    @_names.own()
     def set_prev_running_variance(self, variance: TensorAttributes) -> BatchnormAttributes:
         """Set together with the previous mean and the momentum."""
         self._prev_running_variance = _tensor(variance, "prev_running_variance")
         return self
 
-    @_names.own()
     def set_momentum(self, momentum: TensorAttributes | float) -> BatchnormAttributes:
         """From 0 to 1; set together with the previous mean and variance."""
         self._momentum = _scalar(momentum, "momentum")
@@ -389,20 +384,17 @@ class BatchnormBackwardAttributes(_StatisticsAttributes):
         self._mean: TensorAttributes | None = None
         self._inv_variance: TensorAttributes | None = None
 
-    @_names.own()
     def set_saved_mean_and_inv_variance(
         self, mean: TensorAttributes, inv_variance: TensorAttributes
     ) -> BatchnormBackwardAttributes:
         """The statistics that batchnorm saved; inv_variance is 1 / sqrt(biased variance + epsilon)."""
         return self.set_mean(mean).set_inv_variance(inv_variance)
 
-    @_names.own()
     def set_mean(self, mean: TensorAttributes) -> BatchnormBackwardAttributes:
         """The saved mean; set together with the inverse standard deviation."""
         self._mean = _tensor(mean, "mean")
         return self
 
-    @_names.own()
     def set_inv_variance(self, inv_variance: TensorAttributes) -> BatchnormBackwardAttributes:
         """The saved inverse standard deviation; set together with the mean."""
         self._inv_variance = _tensor(inv_variance, "inv_variance")

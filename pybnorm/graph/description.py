@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from pybnorm import _arguments, _names
+from pybnorm import _arguments
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError
 from pybnorm.graph.attributes import (
@@ -147,7 +147,6 @@ class _Description(_Named):
 
     # -------- nodes
 
-    @_names.own()
     def batchnorm(
         self,
         x: TensorAttributes,
@@ -196,7 +195,6 @@ class _Description(_Named):
         following = made[3:]
         return y, mean, inv_variance, *((following[0], following[1]) if following else (None, None))
 
-    @_names.own()
     def batchnorm_inference(
         self,
         x: TensorAttributes,
@@ -226,7 +224,6 @@ class _Description(_Named):
         inputs = {"x": x, "mean": mean, "inv_variance": inv_variance, "scale": scale, "bias": bias}
         return self._add("batchnorm_inference", attributes, inputs, ["y"])[0]
 
-    @_names.own()
     def batchnorm_inference_variance_ext(
         self,
         x: TensorAttributes,
@@ -261,7 +258,6 @@ class _Description(_Named):
         scalars = {"epsilon": _scalar(epsilon, "epsilon")}
         return self._add("batchnorm_inference_variance_ext", attributes, inputs, ["y"], scalars)[0]
 
-    @_names.own()
     def batchnorm_backward(
         self,
         dy: TensorAttributes,

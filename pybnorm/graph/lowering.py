@@ -57,7 +57,7 @@ class _Step(NamedTuple):
             return made(of) if isinstance(of, _Record) else of
 
         options = {name: value(option) for name, option in self.options.items()}
-        values: tuple[Any, ...] = RECIPES[self.function].bind(None, *map(value, self.arguments), **options)
+        values: tuple[Any, ...] = RECIPES[self.function].bind(*map(value, self.arguments), **options)
         return values
 
 

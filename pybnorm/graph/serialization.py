@@ -153,7 +153,7 @@ def _node_out(node: _Node) -> dict[str, Any]:
 
 
 def from_json(text: str | bytes) -> tuple[str, tuple[DataType | None, ...], list[_Node]]:
-    """What `to_json` was given."""
+    """The argument of `to_json`."""
     try:
         graph = json.loads(text)
     except Exception as error:  # also the object's own

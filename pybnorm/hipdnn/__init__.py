@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pybnorm
-from pybnorm import _arguments, _names, graph
+from pybnorm import _arguments, graph
 from pybnorm.graph import (
     BatchnormAttributes,
     BatchnormBackwardAttributes,
@@ -191,7 +191,6 @@ class Graph(_Refusing, graph.Graph):
         wrong = _returned(self._plan, plan_index)
         return self.execute(handle, variant_pack, workspace) if wrong.is_good() else wrong
 
-    @_names.own()
     def batchnorm_backward(
         self,
         dy: graph.TensorAttributes,
@@ -270,7 +269,7 @@ class Graph(_Refusing, graph.Graph):
         return self
 
     def get_preferred_engine_id_ext(self) -> int | str | None:
-        """What was set."""
+        """The engine that was set."""
         return self.__dict__.get("_preferred")
 
     def get_ranked_engine_ids(

@@ -1,4 +1,4 @@
-"""What hipDNN's Python has and `pybnorm.hipdnn` has not, and why."""
+"""Names of hipDNN's Python that `pybnorm.hipdnn` lacks, with the reasons."""
 
 from __future__ import annotations
 

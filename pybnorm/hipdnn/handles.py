@@ -30,7 +30,7 @@ _SIZES = {"float32": 4, "float16": 2, "float64": 8, "int32": 4, "uint8": 1, "int
 
 
 class EngineInfo(NamedTuple):
-    """What `Handle.get_engine_info` says."""
+    """The result of `Handle.get_engine_info`."""
 
     engine_id: int
     engine_name: str

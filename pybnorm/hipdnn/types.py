@@ -80,7 +80,7 @@ class ErrorCode(enum.Enum):
 
 
 class Error:
-    """What a stage returns.
+    """The result of a stage.
 
     Parameters
     ----------

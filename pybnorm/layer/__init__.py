@@ -18,7 +18,7 @@ Differences from gocudnn:
 * y = alpha * result + beta * y, as in the library; a comment in gocudnn swaps the two. Backward uses the statistics
   that the last forward training saved.
 * All dtypes of the backend, bfloat16 too.
-* A call that has a known defect is made of others that are right: `BatchNorm.workspace_size` says what it then needs.
+* A call that has a known defect is made of others that are correct: `BatchNorm.workspace_size` says what it then needs.
 """
 
 from pybnorm.layer.batch_norm import BatchNorm

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from pybnorm import _arguments, _names
+from pybnorm import _arguments
 from pybnorm._core import Handle, TensorDescriptor, derive_bn_tensor_descriptor
 from pybnorm.devices import Device
 from pybnorm.enums import Mode
@@ -21,8 +21,8 @@ class BatchNorm(StagedLayer):
     `per_activation`, `spatial`, `spatial_persistent` and `restore` make layers. A layer owns its four statistics from
     `stage` or `restore` to `close`. It borrows the handle, which must stay open as long as the layer is used. Scale
     and bias belong to the caller. Calls neither allocate nor synchronise; `info`, `stage` and `restore` do both. Use
-    a layer from one thread at a time. Calls avoid known defects, whatever the handle's policy; `workspace_size` says
-    what they then need.
+    a layer from one thread at a time. What is done with calls that have a known defect is the handle's policy;
+    `workspace_size` says what they need.
 
     Examples
     --------
@@ -63,6 +63,13 @@ class BatchNorm(StagedLayer):
         Raises
         ------
         ArgumentError, ArgumentTypeError
+
+        Examples
+        --------
+        >>> with pybnorm.Handle("native") as handle, pybnorm.layer.BatchNorm.per_activation(handle) as layer:
+        ...     layer.stage(np.ones((2, 3, 4, 5), np.float32))
+        ...     layer.bias_scale_properties().dims
+        (1, 3, 4, 5)
         """
         return cls(handle, Mode.PER_ACTIVATION, **options)
 
@@ -78,6 +85,13 @@ class BatchNorm(StagedLayer):
         Returns
         -------
         BatchNorm
+
+        Examples
+        --------
+        >>> with pybnorm.Handle("native") as handle, pybnorm.layer.BatchNorm.spatial(handle) as layer:
+        ...     layer.stage(np.ones((2, 3, 4, 5), np.float32))
+        ...     layer.bias_scale_properties().dims
+        (1, 3, 1, 1)
         """
         return cls(handle, Mode.SPATIAL, **options)
 
@@ -127,6 +141,16 @@ class BatchNorm(StagedLayer):
         Notes
         -----
         Vendor symbols: see `pybnorm.derive_bn_tensor_descriptor`. Waits for the copies of the statistics.
+
+        Examples
+        --------
+        >>> from pybnorm.layer import BatchNorm, Info
+        >>> with pybnorm.Handle("native") as handle, BatchNorm.spatial(handle, epsilon=1e-3) as layer:
+        ...     layer.stage(np.ones((2, 3, 4, 5), np.float32))
+        ...     text = layer.info().to_json()
+        >>> with pybnorm.Handle("onednn") as handle, BatchNorm.restore(handle, Info.from_json(text)) as layer:
+        ...     layer.info().epsilon
+        0.001
         """
         _arguments.instance(info, Info, "info", "an Info")
         chosen = info.mode if mode is None else _arguments.mode(mode)
@@ -161,8 +185,6 @@ class BatchNorm(StagedLayer):
         unbiased: bool = True,
         epsilon: float | None = None,
         workspace: Any = None,
-        averaging_factor: float | None = None,
-        **unknown: NoReturn,
     ) -> None:
         """Normalize by the statistics of the batch; update the running statistics and save the batch's for `backward`.
 
@@ -185,8 +207,6 @@ class BatchNorm(StagedLayer):
             Whether the running variance takes the unbiased variance of the batch.
         workspace : array or (int, int), optional
             As in `Handle.forward_training`.
-        averaging_factor : float, optional
-            Deprecated name of `exponential_average_factor`.
 
         Raises
         ------
@@ -198,13 +218,7 @@ class BatchNorm(StagedLayer):
         Vendor symbols: see `pybnorm.batch_normalization_forward_training`.
         Workspace: `workspace_size` of `Operation.FORWARD_TRAINING`.
         """
-        if unknown:
-            raise _names.unexpected(self.forward_training, unknown)
         data = self._data(x)
-        if averaging_factor is not None:
-            exponential_average_factor = _names.renamed(
-                "exponential_average_factor", exponential_average_factor, "averaging_factor", averaging_factor
-            )
         factor = self._factor
         if exponential_average_factor is not None:
             factor = _arguments.factor(exponential_average_factor)
@@ -237,7 +251,6 @@ class BatchNorm(StagedLayer):
         beta: float = 0.0,
         epsilon: float | None = None,
         workspace: Any = None,
-        **unknown: NoReturn,
     ) -> None:
         """Normalize by the running statistics.
 
@@ -265,9 +278,17 @@ class BatchNorm(StagedLayer):
         Source of the formula: ``cudnnBatchNormalizationForwardInference``.
         Vendor symbols: see `pybnorm.batch_normalization_forward_inference`.
         Workspace: `workspace_size` of `Operation.FORWARD_INFERENCE`.
+
+        Examples
+        --------
+        >>> x, y = np.float32([[[[1, 2, 3, 4]]]]), np.empty((1, 1, 1, 4), np.float32)
+        >>> scale, bias = np.ones((1, 1, 1, 1), np.float32), np.zeros((1, 1, 1, 1), np.float32)
+        >>> with pybnorm.Handle("native") as handle, pybnorm.layer.BatchNorm.spatial(handle, epsilon=0) as layer:
+        ...     layer.stage(x)
+        ...     layer.forward_inference(x, scale, bias, y)
+        >>> y  # the running statistics begin as 0 and 1
+        array([[[[1., 2., 3., 4.]]]], dtype=float32)
         """
-        if unknown:
-            raise _names.unexpected(self.forward_inference, unknown)
         self._handle.forward_inference(
             self._data(x),
             scale,
@@ -298,9 +319,6 @@ class BatchNorm(StagedLayer):
         beta_param: float = 0.0,
         epsilon: float | None = None,
         workspace: Any = None,
-        alpha_data: float | None = None,
-        beta_data: float | None = None,
-        **unknown: NoReturn,
     ) -> None:
         """Gradients of the last `forward_training`, from the statistics it saved.
 
@@ -324,8 +342,6 @@ class BatchNorm(StagedLayer):
             Checked and not used, because the saved statistics hold it already; gocudnn has the argument.
         workspace : array or (int, int), optional
             As in `Handle.backward`.
-        alpha_data, beta_data : float, optional
-            Deprecated names of `alpha` and `beta`.
 
         Raises
         ------
@@ -341,11 +357,6 @@ class BatchNorm(StagedLayer):
         Vendor symbols: see `pybnorm.batch_normalization_backward`.
         Workspace: `workspace_size` of `Operation.BACKWARD`.
         """
-        if unknown:
-            raise _names.unexpected(self.backward, unknown)
-        if alpha_data is not None or beta_data is not None:
-            alpha = _names.renamed("alpha", alpha, "alpha_data", alpha_data, 1.0)
-            beta = _names.renamed("beta", beta, "beta_data", beta_data, 0.0)
         data = self._data(x)
         if not self._has_saved:
             raise ArgumentError("layer", "a layer without saved statistics", "a forward_training before backward")

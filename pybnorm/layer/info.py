@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm import __version__, _arguments, _names
+from pybnorm import __version__, _arguments
 from pybnorm.enums import DataType, Layout, Mode
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 
 PROPAGATE_NAN = "propagate"
 STATISTICS = ("running_mean", "running_variance", "saved_mean", "saved_inv_variance")
 _JSON_KIND = "pybnorm.layer.Info"
-_JSON_VERSION = 2  # 1 named the factor exponential_factor
+_JSON_VERSION = 2
 
 
 class BiasScaleProperties(NamedTuple):
@@ -110,12 +110,6 @@ class Info:
             own.flags.writeable = False
             put(name, own)
 
-    @property
-    def exponential_factor(self) -> float:
-        """Deprecated name of `exponential_average_factor`."""
-        value = self.exponential_average_factor
-        return _names.renamed("exponential_average_factor", 0.0, "exponential_factor", value, 0.0)
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Info):
             return NotImplemented
@@ -170,14 +164,10 @@ class Info:
             raise ArgumentError("text", f"{type(text).__name__}: {error}", f"the JSON of a {_JSON_KIND}") from None
         if not isinstance(values, dict):
             raise ArgumentError("text", values, f"a JSON object, of a {_JSON_KIND}")
-        if values.get("version") == 1 and "exponential_factor" in values:
-            values |= {"version": _JSON_VERSION, "exponential_average_factor": values.pop("exponential_factor")}
         if (kind := values.pop("kind", None)) != _JSON_KIND:
             raise ArgumentError("text", f"JSON whose kind is {kind!r}", f"the JSON of a {_JSON_KIND}")
         if (version := values.pop("version", None)) != _JSON_VERSION or type(version) is not int:
-            allowed = (
-                f"version 1 or {_JSON_VERSION}, which pybnorm {__version__} reads; if a later one wrote it, update"
-            )
+            allowed = f"version {_JSON_VERSION}, which pybnorm {__version__} reads; if a later one wrote it, update"
             raise ArgumentError("text", f"version {version!r} of a {_JSON_KIND}", allowed)
         names = [field.name for field in dataclasses.fields(cls)]
         for name in names:
@@ -257,8 +247,6 @@ class Info:
         factor = _arguments.factor(values["Exponentialfactor"], "Exponentialfactor")
         return cls(mode, Layout.CHANNELS_FIRST, kind, PROPAGATE_NAN, dims, packed, epsilon, factor, **arrays)
 
-
-Info.__init__ = _names.own()(Info.__init__)  # type: ignore[method-assign]  # which dataclass made
 
 _GOCUDNN_NUMBERS = ("Epsilon", "Exponentialfactor", "Mode", "Format", "DataType", "Nan")
 _GOCUDNN_STATISTICS = ("RRM", "RRV", "RSM", "RSV")  # as STATISTICS

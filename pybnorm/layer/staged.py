@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm import _arguments, _names, defects, devices
+from pybnorm import _arguments, defects, devices
 from pybnorm._arrays import CPU, Buffer
 from pybnorm._core import Handle, TensorDescriptor, derive_bn_tensor_descriptor
 from pybnorm._words import OperationWord
@@ -22,7 +22,6 @@ _Self = TypeVar("_Self", bound="StagedLayer")
 class StagedLayer:
     """A layer without its calls: its statistics and their properties."""
 
-    @_names.own()
     def __init__(
         self,
         handle: Handle,
@@ -32,18 +31,17 @@ class StagedLayer:
         exponential_average_factor: float = 0.1,
         initial_running_variance: float = 1.0,
         device: Device | None = None,
-        averaging_factor: float | None = None,
     ) -> None:
-        factor = exponential_average_factor
-        factor = _names.renamed("exponential_average_factor", factor, "averaging_factor", averaging_factor, 0.1)
         _arguments.instance(handle, Handle, "handle", "a Handle")
         if handle.closed:
             raise ClosedError("handle")
         self._handle = handle
         self._mode = _arguments.mode(mode)
         self._epsilon = _arguments.epsilon(epsilon)
-        self._factor = _arguments.factor(factor)
+        self._factor = _arguments.factor(exponential_average_factor)
         self._initial_running_variance = _not_negative(initial_running_variance, "initial_running_variance")
+        if device is not None and not all(hasattr(type(device), n) for n in ("device_type", "from_numpy", "stream")):
+            raise ArgumentTypeError("device", device, "a device of pybnorm.devices")
         self._device = device
         library = handle.library
         # The vendor's entry point, unless that has defects, which "auto" avoids.
@@ -53,7 +51,6 @@ class StagedLayer:
         self._has_saved = False
         self._closed = False
 
-    @_names.own()
     def stage(self, x: Any) -> None:
         """Derive the shape of the statistics from x, allocate them, and write their initial values.
 
@@ -100,8 +97,6 @@ class StagedLayer:
                     f"a device of pybnorm.devices for backend {self._handle.backend}, on whose stream the handle works",
                 )
             device = devices.device_for(library.device_type)
-        elif not all(hasattr(type(device), name) for name in ("device_type", "from_numpy", "stream")):
-            raise ArgumentTypeError("device", device, "a device of pybnorm.devices")
         if device.device_type != library.device_type:
             raise ArgumentError(
                 "device",

@@ -28,7 +28,7 @@ Folding. The vendors know two kinds of kept axes and 4 or 5 axes. Other calls ar
 length 1 are dropped, axes of one kind that are contiguous to each other in every array are merged, and what is left
 is given as (R, K, R...) in spatial mode if there is one kept group, or as (R, K, K...) in per-activation mode if there
 is one reduced group. Where no view serves, or the backend has no path for one, arrays are copied packed through axpby
-in the workspace. That is never silent: `plan` lists the copies and the logger ``pybnorm.operations`` tells of each.
+in the workspace. That is never silent: `plan` lists the copies and the logger ``pybnorm.operations`` names each.
 
 Host time. The first call with given shapes, strides, dtypes, devices and scalars is validated, and kept by the handle
 (`MOST_PREPARED` of them). Later calls only check that memory does not overlap, and run in C. Calls with scalars of
@@ -40,10 +40,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pybnorm import _arguments, _names
+from pybnorm import _arguments
 from pybnorm._core import Handle
 from pybnorm.errors import ArgumentError
 from pybnorm.operations import avoidance, preparation, program
+from pybnorm.operations.folding import Folded, fold
 from pybnorm.operations.gradients import backward, backward_elemt, backward_frozen, backward_reduce, training_grad
 from pybnorm.operations.normalization import (
     elemt,
@@ -70,6 +71,7 @@ from pybnorm.operations.views import Axis
 __all__ = [
     "MOST_PREPARED",
     "Derived",
+    "Folded",
     "Plan",
     "axpby",
     "backward",
@@ -80,6 +82,7 @@ __all__ = [
     "derive",
     "elemt",
     "fill",
+    "fold",
     "forward_inference",
     "forward_inference_inv_variance",
     "forward_training",
@@ -141,7 +144,7 @@ def derive(dims: Sequence[int], dtype: object, axis: Axis = 1) -> Derived:
 
 
 def plan(handle: Handle, operation: str, *arguments: Any, **options: Any) -> Plan:
-    """What an operation would do; nothing is executed, and no array's memory is read or written.
+    """The calls that an operation would make; nothing is executed, and no array's memory is read or written.
 
     Parameters
     ----------
@@ -171,7 +174,7 @@ def plan(handle: Handle, operation: str, *arguments: Any, **options: Any) -> Pla
     ('stats', ())
     """
     found = _prepared(handle, operation, arguments, options)
-    return Plan(_OLD_NAMES.get(operation, operation), found.nbytes, found.calls, found.copies)
+    return Plan(operation, found.nbytes, found.calls, found.copies)
 
 
 def workspace_size(handle: Handle, operation: str, *arguments: Any, **options: Any) -> int:
@@ -226,26 +229,10 @@ def kept_workspace_nbytes(handle: Handle) -> int:
 
 
 def _prepared(handle: Handle, operation: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> program.Prepared:
-    operation = _new_name(_arguments.text(operation, "operation"))
+    operation = _arguments.text(operation, "operation")
     if operation not in RECIPES:
         raise ArgumentError("operation", operation, "one of " + ", ".join(RECIPES))
     if "workspace" in options:
         raise ArgumentError("workspace", "an argument of a query", "no workspace: its size is what is asked for")
     found: program.Prepared = preparation.prepare_named(handle, operation, *arguments, **options)[0]
     return found
-
-
-_OLD_NAMES = {"inverse_deviation": "inverse_standard_deviation"}
-
-
-def _new_name(operation: str) -> str:
-    if operation not in _OLD_NAMES:
-        return operation
-    _names.warn(f"{operation} is deprecated; its new name is {_OLD_NAMES[operation]}", DeprecationWarning)
-    return _OLD_NAMES[operation]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _OLD_NAMES:
-        return globals()[_new_name(name)]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,24 +17,42 @@ from pybnorm.operations.program import Program
 RECIPES: dict[str, Recipe] = {}
 
 
-@operation("x scale bias y running_mean running_variance saved_mean saved_inv_variance z", RECIPES)
+@operation(
+    "x scale bias y running_mean running_variance saved_mean saved_inv_variance z previous_mean previous_variance "
+    "inv_variance",
+    RECIPES,
+)
 def activated_forward(
     p: Program, x: Any, scale: Any, bias: Any, y: Any, running_mean: Any, running_variance: Any, saved_mean: Any,
-    saved_inv_variance: Any, z: Any, training: bool, alpha: float, beta: float, epsilon: float, factor: float,
-    axis: Any, kind: int, low: float, high: float, *, workspace: Any = None,
+    saved_inv_variance: Any, z: Any, previous_mean: Any, previous_variance: Any, inv_variance: Any, training: bool,
+    alpha: float, beta: float, epsilon: float, factor: float, axis: Any, kind: int, low: float, high: float,
+    *, workspace: Any = None,
 ) -> None:  # fmt: skip
-    """``y = alpha * act(forward(...) + z) + beta * y``."""
+    """``y = alpha * act(forward(...) + z) + beta * y``.
+
+    Training starts from ``previous_mean`` and ``previous_variance``, inference from ``inv_variance``, where given.
+    """
     alpha, beta = _arguments.scalar(alpha, "alpha", y.dtype), _arguments.scalar(beta, "beta", y.dtype)
     statistics = {"running_mean": running_mean, "running_variance": running_variance}
+    previous = {"previous_mean": previous_mean, "previous_variance": previous_variance, "inv_variance": inv_variance}
     saved = {"saved_mean": saved_mean, "saved_inv_variance": saved_inv_variance}
     written = {"y": y} | (statistics | saved if training else {})
-    _note(p, {"x": x, "scale": scale, "bias": bias, "z": z} | ({} if training else statistics), written)
-    inner = p.scratch_like(y)
+    _note(p, {"x": x, "scale": scale, "bias": bias, "z": z, **previous} | ({} if training else statistics), written)
+    bare = kind == Activation.NONE and z is None
+    inner = y if bare else p.scratch_like(y)
+    blend = {"alpha": alpha, "beta": beta, "axis": axis} if bare else {"axis": axis}
     if training:
-        options = {"exponential_average_factor": factor, **statistics, **saved}
-        p.then("forward_training", x, scale, bias, inner, epsilon=epsilon, axis=axis, **options)
+        if previous_mean is not None:
+            elementwise.axpby(p, 1.0, previous_mean, 0.0, running_mean)
+            elementwise.axpby(p, 1.0, previous_variance, 0.0, running_variance)
+        options = {"exponential_average_factor": factor, **statistics, **saved, **blend}
+        p.then("forward_training", x, scale, bias, inner, epsilon=epsilon, **options)
+    elif inv_variance is not None:
+        p.then("forward_inference_inv_variance", x, scale, bias, running_mean, inv_variance, inner, **blend)
     else:
-        p.then("forward_inference", x, scale, bias, running_mean, running_variance, inner, epsilon=epsilon, axis=axis)
+        p.then("forward_inference", x, scale, bias, running_mean, running_variance, inner, epsilon=epsilon, **blend)
+    if bare:
+        return
     if z is not None:
         elementwise.axpby(p, 1.0, z, 1.0, inner)
     plain = (alpha, beta) == (1.0, 0.0)

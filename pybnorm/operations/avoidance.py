@@ -4,7 +4,7 @@ Sums over parts
     A statistic's N * H * W elements are cut into parts that the library sums rightly: (N, C, H*W) is looked at as
     (n, k * C * h, 1, w) with k * n = N and h * w = H*W, rows as channels, whose parameters are repeated; backward over
     it gives dscale and dbias of each part, and backward over the (k, C, 1, h) results, given as its dy, their sums.
-    Where no cut is right, images are copied with up to three zeros behind each, a length that every kernel takes. dx, y
+    Where no cut is correct, images are copied with up to three zeros behind each: every kernel takes this length. dx, y
     and what else is elementwise then come from forward inference, whose kernels have no such defects.
 Images
     Inference of more images than the library takes is made of calls for some of them each.
@@ -64,12 +64,12 @@ def avoid(
         done = _activations(p, call, data, parameters, options, right=False)
     if not done:
         names = ", ".join(d.id for d in met)
-        text = f"known defect {names}: {met[0].what}; no other way of this library is known to be right"
+        text = f"known defect {names}: {met[0].what}; no other way of this library is known to be correct"
         raise unsupported(p.handle, method, text)
 
 
 def _right(p: Program, operation: Operation, dims: tuple[int, ...]) -> bool:
-    """Whether a spatial float32 call without a blend is right; backward's sums may be of one sign."""
+    """Whether a spatial float32 call without a blend is correct; backward's sums may be of one sign."""
     met = defects_of(p.handle, Call(operation, Mode.SPATIAL, DataType.FLOAT32, dims, saved=False))
     return all(d.effect == Effect.WEAK for d in met)
 
@@ -277,7 +277,7 @@ class _Parts:
         return self.found
 
     def _summed(self, k: int, h: int) -> Operation | None:
-        """What sums the parts' results."""
+        """The call that adds the results of the parts."""
         dims = (k, self.c, 1, h)
         if _right(self.p, Operation.BACKWARD, dims):
             return Operation.BACKWARD

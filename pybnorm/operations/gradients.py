@@ -62,7 +62,7 @@ def _gradients(
     )
 
 
-@operation("x dy scale dx dscale dbias saved_mean saved_inv_variance", alpha_data="alpha", beta_data="beta")
+@operation("x dy scale dx dscale dbias saved_mean saved_inv_variance")
 def backward(
     p: Program, x: Any, dy: Any, scale: Any, dx: Any = None, dscale: Any = None, dbias: Any = None,
     *, alpha: float = 1.0, beta: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0,
@@ -117,10 +117,7 @@ def backward(
     p.gradient(g.shape.kept, g.x, g.dy, gain, g.dx, g.dscale, g.dbias, *g.factors, epsilon=epsilon, saved=saved)
 
 
-@operation(
-    "x dy scale mean variance dx dscale dbias", order="mean variance scale dx dscale dbias",
-    alpha_data="alpha", beta_data="beta",
-)  # fmt: skip
+@operation("x dy scale mean variance dx dscale dbias")
 def backward_frozen(
     p: Program, x: Any, dy: Any,
     *, scale: Any, mean: Any, variance: Any, dx: Any = None, dscale: Any = None, dbias: Any = None,
@@ -210,7 +207,7 @@ training_grad = alias(
 )
 
 
-@operation("x dy mean inv_variance sum_dy sum_dy_xmu dscale dbias", order="dy x mean inv_variance")
+@operation("x dy mean inv_variance sum_dy sum_dy_xmu dscale dbias")
 def backward_reduce(
     p: Program,
     *, x: Any, dy: Any, mean: Any, inv_variance: Any = None, sum_dy: Any = None, sum_dy_xmu: Any = None,
@@ -276,10 +273,7 @@ def backward_reduce(
         p.axpby(1.0, total, 0.0, other)
 
 
-@operation(
-    "x dy scale mean inv_variance sum_dy sum_dy_xmu dx",
-    order="dy x mean inv_variance scale sum_dy sum_dy_xmu count dx",
-)
+@operation("x dy scale mean inv_variance sum_dy sum_dy_xmu dx")
 def backward_elemt(
     p: Program,
     *, x: Any, dy: Any, scale: Any, mean: Any, inv_variance: Any, sum_dy: Any, sum_dy_xmu: Any, count: int, dx: Any,
@@ -334,7 +328,7 @@ def backward_elemt(
     centre, inv = p.parameter("mean", mean, shape), p.parameter("inv_variance", inv_variance, shape)
     factor = None if scale is None else p.parameter("scale", scale, shape)
     total, moment = p.parameter("sum_dy", sum_dy, shape), p.parameter("sum_dy_xmu", sum_dy_xmu, shape)
-    if (alpha, beta) == (1.0, 0.0) and 0 not in xb.dims and p.plans:
+    if (alpha, beta) == (1.0, 0.0) and 0 not in xb.dims and p.halves:
         vectors = {"scale": p.constant(1.0, shape) if factor is None else factor, "dscale": moment, "dbias": total}
         vectors |= {"saved_mean": centre, "saved_inv_variance": inv}
         data = {"x": xb, "dy": dyb, "dx": dxb}

@@ -165,7 +165,7 @@ def forward_training(
         p.axpby((shape.m - 1) / shape.m, copy, (1 - factor) / shape.m, kept)
 
 
-@operation("x scale bias running_mean running_variance y", mean="running_mean", variance="running_variance")
+@operation("x scale bias running_mean running_variance y")
 def forward_inference(
     p: Program, x: Any, scale: Any, bias: Any, running_mean: Any, running_variance: Any, y: Any,
     *, alpha: float = 1.0, beta: float = 0.0, epsilon: float = 1e-5, axis: Axis = 1, workspace: Any = None,

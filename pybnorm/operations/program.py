@@ -15,7 +15,7 @@ import numpy as np
 from pybnorm import _arguments
 from pybnorm._arguments import ALIGNMENT
 from pybnorm._arrays import CPU, Buffer
-from pybnorm._core import SLOT_BITS, CallList, Handle, capability, defects_of
+from pybnorm._core import SLOT_BITS, CallList, Handle, capability, defects_of, tell_of_defects
 from pybnorm._core import Plan as Way
 from pybnorm.defects import Call, Effect
 from pybnorm.enums import DataType, Mode, Operation
@@ -27,7 +27,7 @@ _log = logging.getLogger("pybnorm.operations")
 
 
 class Derived(NamedTuple):
-    """What `derive` returns."""
+    """The result of `derive`."""
 
     dims: Dims
     """Shape of scale, bias and statistics: x's rank, 1 in the reduced axes."""
@@ -36,7 +36,7 @@ class Derived(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What `plan` returns."""
+    """The result of `plan`."""
 
     operation: str
     nbytes: int
@@ -115,6 +115,16 @@ _OPERATIONS = {
 }
 
 
+def _asked(
+    method: str, mode: Mode, data: dict[str, Buffer], parameters: dict[str, Buffer], options: dict[str, Any]
+) -> Call:
+    """What the table of defects is asked about."""
+    x = data["x"]
+    layout, alignment = _arguments.layout_of(x.dims, x.strides), ways.alignment_of(data.values())
+    saved = "saved_mean" in parameters
+    return Call(_OPERATIONS[method], mode, x.dtype, x.dims, layout, saved, options["beta"], alignment)
+
+
 class Program:
     """Checks an operation's arguments, and collects its primitive calls and the scratch memory that they need.
 
@@ -133,7 +143,8 @@ class Program:
 
     def __init__(self, handle: Handle, *, plans: bool = True, deterministic: bool = False) -> None:
         self.handle = handle
-        self.plans = plans and ways.several(handle)
+        # The ways of a handle that avoids defects are native's, where the library's own call has one.
+        self.plans, self.halves = plans and (ways.several(handle) or handle.known_defects.startswith("avoid")), plans
         self.deterministic = deterministic
         self.device = handle.library.device_type, -1 if handle.device is None else handle.device
         self.steps: list[_Step] = []
@@ -530,8 +541,12 @@ class Program:
         operation, values, way = _OPERATIONS[method], {"mode": mode, **options}, None
         if self.plans and not raw:
             way = ways.auto(self.handle, operation, data, parameters, values, self.deterministic)
-        if way is None and not raw and self._avoided(method, mode, data, parameters, options):
-            return
+        if way is None and not raw:
+            if self.device[0] == CPU:
+                written = [n for n in (*data, *parameters) if n not in ("x", "dy", "z", "scale", "bias")]
+                tell_of_defects(self.handle, _asked(method, mode, data, parameters, options), written)
+            elif self._avoided(method, mode, data, parameters, options):
+                return
         descriptors: dict[str, Any] = {
             f"{name}_desc": self.handle.descriptor(buffer, name) for name, buffer in data.items()
         }
@@ -572,11 +587,7 @@ class Program:
         self, method: str, mode: Mode, data: dict[str, Buffer], parameters: dict[str, Buffer], options: dict[str, Any]
     ) -> bool:
         """Whether the call has a known defect, and others have taken its place."""
-        x = data["x"]
-        layout = _arguments.layout_of(x.dims, x.strides)
-        saved = "saved_mean" in parameters
-        alignment = ways.alignment_of(data.values())
-        call = Call(_OPERATIONS[method], mode, x.dtype, x.dims, layout, saved, options["beta"], alignment)
+        call = _asked(method, mode, data, parameters, options)
         met = defects_of(self.handle, call)
         return bool(met) and self._instead(call, data, parameters, options, met)
 
@@ -632,6 +643,7 @@ class Prepared:
         for regions, written in ((program.outputs, True), (program.inputs, False)):
             for region in regions:
                 self._list.reach(region.pointer, region.end - region.pointer, region.itemsize, written)
+        self.written = self._list.written()
 
     def check(self, addresses: tuple[int, ...], workspace: int = 0) -> None:
         """Refuse arrays with an output that overlaps another.
@@ -670,7 +682,8 @@ class Prepared:
         given = workspace is not None
         if self.nbytes and given and (size < self.nbytes or address % ALIGNMENT):
             raise WorkspaceError("workspace", f"{size} bytes at {address:#x}", self._needed(operation))
-        addresses = (address, *addresses[1:])
+        if given:
+            addresses = (address, *addresses[1:])
         self.check(addresses, self.nbytes if given else 0)
         for copy in self.copies:
             _log.info("%s: copied %s", operation, copy)

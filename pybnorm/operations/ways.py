@@ -34,7 +34,7 @@ def _lowest(address: int) -> int:
 
 
 def alignment_of(data: Iterable[Buffer]) -> int:
-    """What all addresses are a multiple of, up to 16."""
+    """The largest power of two, up to 16, that divides all addresses."""
     return min(map(_aligned, data))
 
 
@@ -77,7 +77,7 @@ def auto(
     way = None
     with contextlib.suppress(UnsupportedError):
         way = way_of(handle, operation, tensors, values, *asked, share, sums_only, algorithm)
-    if way is not None and way.algorithm in ("plain", "spatial"):
+    if way is not None and way.algorithm in ("plain", "spatial") and not (share or sums_only):
         way = None
     known.keep(key, way, MOST_WAYS)
     if handle.closed:  # by another thread, meanwhile
@@ -98,7 +98,7 @@ def half(
     options = {"alpha": 1.0, "beta": 0.0, **options}
     if operation == Operation.BACKWARD:
         options |= {"alpha_param": 1.0, "beta_param": 0.0}
-    for mode, axes in _views(kept, list(data.values())) if p.plans else ():
+    for mode, axes in _views(kept, list(data.values())) if p.halves else ():
         dims = tuple(size for size, _ in axes)
         viewed = {
             name: buffer._replace(dims=dims, strides=tuple(steps[i] for _, steps in axes))
@@ -137,7 +137,7 @@ def merge(
     """
     operation, mode, rows = Operation.FORWARD_TRAINING, Mode.SPATIAL, means.dims
     layout = _arguments.layout_of(rows, _arguments.packed_strides(rows))
-    if not p.plans or not capability(p.handle.backend, operation, mode, means.dtype, layout, 2)[0] & Capability.HALVES:
+    if not p.halves or not capability(p.handle.backend, operation, mode, means.dtype, layout, 2)[0] & Capability.HALVES:
         return False
     mean, variance, inverse = results
     data = {"x": means, "y": variance._replace(dims=rows, strides=means.strides), "z": variances}

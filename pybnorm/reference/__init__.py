@@ -37,7 +37,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pybnorm import _arguments, _names
+from pybnorm import _arguments
 from pybnorm.enums import Mode
 from pybnorm.reference.axes import (
     BackwardReduce,
@@ -108,7 +108,6 @@ __all__ = [
 ]
 
 
-@_names.own()
 def forward_training(
     x: Array, scale: Array, bias: Array, *, mode: Mode | int | str = Mode.SPATIAL, alpha: float = 1.0,
     beta: float = 0.0, epsilon: float = 1e-5, exponential_average_factor: float = 0.1,
@@ -217,7 +216,6 @@ def forward_training(
     )
 
 
-@_names.own()
 def forward_inference(
     x: Array, scale: Array, bias: Array, running_mean: Array, running_variance: Array, *,
     mode: Mode | int | str = Mode.SPATIAL, alpha: float = 1.0, beta: float = 0.0, epsilon: float = 1e-5,
@@ -279,7 +277,6 @@ def forward_inference(
     return ForwardInference(y)
 
 
-@_names.own()
 def backward(
     x: Array, dy: Array, scale: Array, *, mode: Mode | int | str = Mode.SPATIAL, alpha: float = 1.0,
     beta: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0, epsilon: float = 1e-5,
@@ -373,7 +370,6 @@ def backward(
     return Backward(dx, dscales.array, dbiases.array)
 
 
-@_names.own()
 def axpby(a: float, x: Array, b: float, y: Array | None = None, *, out: Array | None = None) -> Array:
     """``a * x + b * y``.
 

@@ -9,7 +9,7 @@ from typing import Concatenate, NamedTuple, ParamSpec
 
 import numpy as np
 
-from pybnorm import _arguments, _names
+from pybnorm import _arguments
 from pybnorm.enums import Mode
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 from pybnorm.reference.blocks import _data, _parameter, _Walk
@@ -178,7 +178,6 @@ def _rank(name: str, x: Array) -> int:
     return x.ndim
 
 
-@_names.own()
 def stats(x: Array, *, epsilon: float = 1e-5, axis: int | Sequence[int] = 1) -> Stats:
     """Mean, biased variance and inverse standard deviation of the batch.
 
@@ -224,7 +223,6 @@ def stats(x: Array, *, epsilon: float = 1e-5, axis: int | Sequence[int] = 1) -> 
     return Stats(mean.reshape(case.derived), variance.reshape(case.derived), inv.reshape(case.derived))
 
 
-@_names.own()
 def forward_inference_inv_variance(
     x: Array, scale: Array | None, bias: Array | None, mean: Array, inv_variance: Array, *, alpha: float = 1.0,
     beta: float = 0.0, axis: int | Sequence[int] = 1, prior: Array | None = None,
@@ -280,7 +278,6 @@ def forward_inference_inv_variance(
     return ForwardInference(case.restore(y))
 
 
-@_names.own()
 def elemt(
     x: Array, scale: Array | None, bias: Array | None, mean: Array, inv_variance: Array, *, alpha: float = 1.0,
     beta: float = 0.0, axis: int | Sequence[int] = 1, prior: Array | None = None,
@@ -366,7 +363,7 @@ def _given(
     gradient.__signature__ = whole.replace(parameters=list(whole.parameters.values())[1:])  # type: ignore[attr-defined]
     gradient.__name__ = gradient.__qualname__ = name
     gradient.__doc__ = doc
-    return _names.own("mean variance scale")(gradient)
+    return gradient
 
 
 backward_frozen = _given(
@@ -457,7 +454,6 @@ def _given_inverse(case: _Case, variance: Array, epsilon: float) -> Float64Array
     return _inverse(values, epsilon)
 
 
-@_names.own("dy x mean inv_variance")
 def backward_reduce(
     *, x: Array, dy: Array, mean: Array, inv_variance: Array | None = None, axis: int | Sequence[int] = 1
 ) -> BackwardReduce:
@@ -512,7 +508,6 @@ def backward_reduce(
     return BackwardReduce(total, moment, dscale, total.copy())
 
 
-@_names.own()
 def gather_stats(
     means: Array, m2s: Array | None, counts: Sequence[int], *, variances: Array | None = None,
     running_mean: Array | None = None, running_variance: Array | None = None,
@@ -586,7 +581,6 @@ def gather_stats(
     return GatherStats(mean, variance, _inverse(variance, epsilon), running[0], running[1])
 
 
-@_names.own("dy x mean inv_variance scale sum_dy sum_dy_xmu count")
 def backward_elemt(
     *, x: Array, dy: Array, scale: Array | None, mean: Array, inv_variance: Array, sum_dy: Array,
     sum_dy_xmu: Array, count: int, alpha: float = 1.0, beta: float = 0.0, axis: int | Sequence[int] = 1,

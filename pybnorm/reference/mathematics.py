@@ -62,6 +62,8 @@ class Backward(NamedTuple):
 def _prior(argument: str, array: Array | None, beta_name: str, beta: float) -> Array | None:
     """The prior value, or None if beta is 0 and it is not read."""
     if beta == 0.0:
+        if array is not None:
+            _arguments.instance(array, np.ndarray, argument, "a NumPy array")
         return None
     if array is None:
         raise ArgumentError(argument, None, f"an array, because {beta_name} is {beta}")

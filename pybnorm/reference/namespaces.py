@@ -441,10 +441,6 @@ class Foreign(np.lib.mixins.NDArrayOperatorsMixin):
         """Whether each is true."""
         return self._reduced("all", axis, keepdims)
 
-    def picked(self, places: Array) -> Foreign:
-        """Those at `places` of the second axis."""
-        return self._like(self.raw[:, self.namespace.put(places)])
-
     def order(self) -> Foreign:
         """The stable order along the last axis."""
         return self._like(self.namespace.order(self.raw), _INT)

@@ -18,7 +18,7 @@ LARGE = 1 << 20
 def threads() -> int:
     """Threads that make a large array: the processors that this process may use, or OMP_NUM_THREADS if that is less.
 
-    A worker that is one of several jobs has its share of the processors there (`pybnorm.check.executors`).
+    A worker that is one of several jobs has its share of the processors there (`pybnorm.check.run.executors`).
     """
     allowed, given = len(os.sched_getaffinity(0)), os.environ.get("OMP_NUM_THREADS", "")
     return min(allowed, max(1, int(given))) if given.isdecimal() else allowed

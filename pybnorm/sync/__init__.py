@@ -33,8 +33,8 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from pybnorm import _arguments, _names, operations
-from pybnorm._arrays import CPU
+from pybnorm import _arguments, operations
+from pybnorm._arrays import CPU, note_written
 from pybnorm._core import Cache, Handle, backends, look
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError, RankError
@@ -121,7 +121,6 @@ class SyncBatchNorm:
     _room: Callable[[int], tuple[tuple[int, int], Any]] | None = None
     """Where a call is given no workspace: makes one of so many bytes, and has what keeps it."""
 
-    @_names.own()
     def __init__(
         self,
         handle: Handle,
@@ -205,7 +204,6 @@ class SyncBatchNorm:
 
     # -------- calls
 
-    @_names.own()
     def forward(
         self,
         x: Any,
@@ -298,7 +296,6 @@ class SyncBatchNorm:
 
         return counts, finish
 
-    @_names.own()
     def backward(
         self,
         x: Any,
@@ -458,6 +455,7 @@ class SyncBatchNorm:
             elif workspace is not None:
                 room = self._handle.memory(workspace)  # looked at once for both programs
             plan.start(addresses, room)
+            note_written(values[kind.written])
         except Exception as error:  # any error: the other ranks wait in the collective
             self._fail(code, error, known is None or known is self._promised)
         stream = self._handle.stream

@@ -20,7 +20,7 @@ _NOTHING = contextlib.nullcontext()
 
 @runtime_checkable
 class Communicator(Protocol):
-    """What `SyncBatchNorm` needs of a communicator. An object with these members is used directly.
+    """The members of a communicator that `SyncBatchNorm` needs. An object with them is used directly.
 
     One may also have ``begin_read``, with the arguments of `read`: it begins the copy and returns a function that waits
     for it. Backward then computes meanwhile.

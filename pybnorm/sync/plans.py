@@ -19,7 +19,7 @@ _MOST = 64
 
 
 class _Terms(NamedTuple):
-    """What the ranks agreed on."""
+    """The terms that the ranks agreed on."""
 
     channels: tuple[int, ...]
     dtype: DataType
@@ -60,6 +60,8 @@ class _Plan:
     scalar_names: tuple[str, ...]
     roles: tuple[str | None, ...]
     """The names of arrays, then None for each scalar."""
+    written: slice
+    """Those that a call writes."""
     before: Prepared
     """The part before the collective. It checks overlaps and the workspace for the whole call."""
 
@@ -120,6 +122,7 @@ class _ForwardPlan(_Plan):
     array_names = "x", "scale", "bias", "y", "running_mean", "running_variance", "saved_mean", "saved_inv_variance"
     scalar_names = "alpha", "beta", "epsilon", "exponential_average_factor", "unbiased"
     roles = *array_names, *(None,) * 5
+    written = slice(3, 8)
 
     def _prepare(self) -> None:
         memory, arrays, scalars = self.memory, self.arrays, self.scalars
@@ -184,6 +187,7 @@ class _BackwardPlan(_Plan):
     array_names = "x", "dy", "scale", "dx", "dscale", "dbias", "saved_mean", "saved_inv_variance"
     scalar_names = "alpha", "beta"
     roles = *array_names, None, None
+    written = slice(3, 6)
 
     def _prepare(self) -> None:
         arrays = self.arrays

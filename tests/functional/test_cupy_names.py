@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from tables import table
 
 import pybnorm
 from pybnorm.cupy import (
@@ -133,7 +134,7 @@ def test_statistics_may_be_given_to_write():
     np.testing.assert_array_equal(backward(*back, reserve_space=None)[0], backward(*back)[0])
 
 
-@pytest.mark.parametrize(
+@table(
     ("wrong", "argument"),
     [
         ({"x": [1.0]}, "x"),

@@ -1,5 +1,6 @@
 """Calls that return their results: as right as the handle's, in the caller's framework, and found again cheaply."""
 
+import functools
 import gc
 import os
 import subprocess
@@ -11,15 +12,17 @@ import numpy as np
 import pytest
 from c_table import Exchanging
 from frameworks import NUMPY
+from tables import table
 
 import pybnorm
 from pybnorm import devices, functional
 from pybnorm._arrays import as_buffer
-from pybnorm._core import current_stream, describe
-from pybnorm.check import bounds, runner
-from pybnorm.check.bounds import Status
-from pybnorm.check.data import generate
-from pybnorm.check.problem import expand
+from pybnorm._core import current_stream, describe, device_types
+from pybnorm.check.judging import bounds
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.language.data import generate
+from pybnorm.check.language.lines import expand
+from pybnorm.check.run import runner
 from pybnorm.enums import DataType, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 
@@ -65,14 +68,15 @@ def perform(frame, problem, inputs, **options):
         )
         return dict(zip(("y", "saved_mean", "saved_inv_variance"), found, strict=True)) | running
     if problem.operation == Operation.FORWARD_INFERENCE:
-        names = ("scale", "bias", "mean", "variance")
-        return {"y": functional.batch_norm_inference(data("x"), *map(vector, names), **common)}
+        names = {"scale": "scale", "bias": "bias", "running_mean": "mean", "running_variance": "variance"}
+        vectors = {name: vector(value) for name, value in names.items()}
+        return {"y": functional.batch_norm_inference(data("x"), **vectors, **common)}
     saved = [vector("saved_mean"), vector("saved_inv_variance")] if problem.saved else []
     found = functional.batch_norm_backward(data("x"), data("dy"), vector("scale"), *saved, **common)
     return dict(zip(("dx", "dscale", "dbias"), found, strict=True))
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+@table("problem", PROBLEMS)
 def test_results_are_within_the_bound(frame, problem):
     if frame.name == "cupy" and problem.dtype == DataType.BFLOAT16:
         pytest.skip("CuPy has no arrays of ml_dtypes' bfloat16")
@@ -150,8 +154,9 @@ def test_scale_and_bias_may_be_left_out(arrays):
             y, mean, inv = functional.batch_norm_training(arrays.x, scale, bias)
             assert np.allclose(arrays.got(y), right, atol=1e-5)
             assert arrays.got(mean).shape == arrays.got(inv).shape == (8,)
-        again = functional.batch_norm_inference(arrays.x, scale, bias, mean, arrays.frame.put(
-            (1 / arrays.got(inv) ** 2 - 1e-5).astype(np.float32)))  # fmt: skip
+        running = {"running_mean": mean}
+        running["running_variance"] = arrays.frame.put((1 / arrays.got(inv) ** 2 - 1e-5).astype(np.float32))
+        again = functional.batch_norm_inference(arrays.x, scale=scale, bias=bias, **running)
         assert np.allclose(arrays.got(again), right, atol=1e-4)
         gradients = functional.batch_norm_backward(arrays.x, arrays.dy, scale, mean, inv)
         assert np.allclose(arrays.got(gradients[2]), arrays.np_dy.sum((0, 2, 3)), atol=1e-4)
@@ -209,7 +214,8 @@ def test_results_go_where_they_are_wanted(arrays):
     other = frame.put(np.zeros((4, 6, 5, 8), np.float32).transpose(0, 3, 1, 2))  # y in another layout
     variance = frame.put(np.ones(8, np.float32))
     if frame.backend != "miopen":  # which copies in a workspace, for which this framework has no allocator
-        assert functional.batch_norm_inference(arrays.x, arrays.scale, arrays.bias, mean, variance, out=other) is other
+        vectors = {"running_mean": mean, "running_variance": variance, "scale": arrays.scale, "bias": arrays.bias}
+        assert functional.batch_norm_inference(arrays.x, **vectors, out=other) is other
     dx, dscale, _ = functional.batch_norm_backward(
         arrays.x, arrays.dy, arrays.scale, mean, found[2], out=(y, None, None)
     )
@@ -238,6 +244,7 @@ def test_bad_arguments_are_named(arrays):
     good = arrays.x, arrays.scale, arrays.bias
     call(*good)
     short = frame.put(np.ones(7, np.float32))
+    infer = functools.partial(functional.batch_norm_inference, arrays.x, scale=arrays.scale, bias=arrays.bias)
     for bad, name in [
         (lambda: call("x", *good[1:]), "x"),
         (lambda: call(arrays.x, short, arrays.bias), "scale"),
@@ -252,14 +259,17 @@ def test_bad_arguments_are_named(arrays):
         (lambda: call(*good, handle="cudnn"), "handle"),
         (lambda: call(*good, out=(None, None)), "out"),
         (lambda: call(*good, out=np.zeros(3)), "out"),
-        (lambda: functional.batch_norm_inference(*good, None, arrays.scale), "running_mean|mean"),
-        (lambda: functional.batch_norm_inference(*good, *good[1:], out=short), "out"),
+        (lambda: infer(running_mean=None, running_variance=arrays.scale), "running_mean"),
+        (lambda: infer(running_mean=arrays.scale, running_variance=arrays.scale, out=short), "out"),
         (lambda: functional.batch_norm_backward(arrays.x, short, arrays.scale), "dy"),
         (lambda: functional.batch_norm_backward(arrays.x, arrays.dy, arrays.scale, arrays.scale), "saved"),
     ]:  # fmt: skip
         for _ in range(2):  # a refusal is not kept
             with pytest.raises(pybnorm.ArgumentError, match=name):
                 bad()
+    for order in (call, functional.batch_norm_inference):  # x, mean, variance, weight, bias: PyTorch's order
+        with pytest.raises(TypeError, match=r"positional arguments? but 5"):
+            order(arrays.x, *[arrays.scale] * 4)
 
 
 def test_only_arrays_of_one_framework_decide_where_results_are(frame):
@@ -267,16 +277,51 @@ def test_only_arrays_of_one_framework_decide_where_results_are(frame):
         pytest.skip("NumPy's is the other one")
     arrays = Set(frame)
     if frame.name == "jax":
+        running = dict.fromkeys(("running_mean", "running_variance"), arrays.scale)
         with pytest.raises(pybnorm.ArgumentError, match=r"running_mean.*immutable"):
-            functional.batch_norm_training(arrays.x, arrays.scale, arrays.bias, arrays.scale, arrays.scale)
+            functional.batch_norm_training(arrays.x, arrays.scale, arrays.bias, **running)
         with pytest.raises(pybnorm.ArgumentError, match=r"running_mean.*immutable"):
-            functional.batch_norm_training(arrays.np_x, arrays.np_scale, arrays.np_bias, arrays.scale, arrays.scale)
+            functional.batch_norm_training(arrays.np_x, arrays.np_scale, arrays.np_bias, **running)
         with pytest.raises(pybnorm.ArgumentError, match=r"out\[0\].*immutable"):
             functional.batch_norm_training(arrays.x, arrays.scale, arrays.bias, out=(arrays.x, None, None))
         assert np.array_equal(frame.get(arrays.x), arrays.np_x)
     else:
         with pytest.raises(pybnorm.ArgumentError, match="scale"):
             functional.batch_norm_training(arrays.x, arrays.np_scale, arrays.bias)
+
+
+class OnlyDlpack:
+    """An object of no framework, which has DLPack and nothing else."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_an_object_with_dlpack_alone_gets_numpys_arrays():
+    rng = np.random.default_rng(1)
+    plain = rng.standard_normal(SHAPE).astype(np.float32)
+    vector = np.abs(rng.standard_normal(8)).astype(np.float32)
+    vectors = OnlyDlpack(vector), OnlyDlpack(vector)
+    for x in (plain, laid_out(plain, next(expand("infer,spatial,f32,nhwc,4x8x6x5"))), plain.astype(np.float64)):
+        of_x = [v.astype(x.dtype) for v in (vector, vector)]
+        given = [OnlyDlpack(v) for v in of_x]
+        for scale, wanted in (((None, None), (None, None)), (given, of_x)):
+            for _ in range(2):
+                results = functional.batch_norm_training(OnlyDlpack(x), *scale)
+                for got, right in zip(results, functional.batch_norm_training(x, *wanted), strict=True):
+                    assert (type(got), got.strides) == (np.ndarray, right.strides)
+                    np.testing.assert_array_equal(got, right)
+    assert functional.batch_norm_inference(
+        OnlyDlpack(plain), scale=None, bias=None, running_mean=vectors[0], running_variance=vectors[1]
+    ).shape == SHAPE  # fmt: skip
+    assert functional.batch_norm_backward(OnlyDlpack(plain), OnlyDlpack(plain), vectors[0])[1].shape == (8,)
+    assert isinstance(functional.batch_norm_training(plain, *vectors)[1], np.ndarray)
 
 
 def test_a_handle_given_is_used_and_keeps_its_calls(arrays):
@@ -369,7 +414,7 @@ def test_the_frameworks_current_stream_is_followed(frame):
     arrays = Set(gpu(frame))
     stream, pointer = frame.stream()
     y, _, _ = functional.batch_norm_training(arrays.x, arrays.scale, arrays.bias)
-    (handle,) = [h for h in functional._local.handles.values() if h.backend == frame.backend]
+    handle = functional._local.handles[functional._backend_of(device_types(frame.backend)[0]), 0]
     ordinary = handle.stream
     assert ordinary != pointer
     frame.synchronize()
@@ -508,7 +553,7 @@ def test_calls_take_only_ways_whose_bits_repeat(some, monkeypatch):
         for deterministic in (False, True, True):
             how = {"deterministic": deterministic, "epsilon": 0.0625}
             _, mean, inverse = functional.batch_norm_training(x, scale, bias, **how)
-            functional.batch_norm_inference(x, scale, bias, mean, mean + 1, **how)
+            functional.batch_norm_inference(x, running_mean=mean, running_variance=mean + 1, **how)
             functional.batch_norm_backward(x, dy, scale, mean, inverse, **how)
         functional._local.ready.clear()
     assert asked == [False] * 3 + [True] * 3  # and the prepared call is found again
@@ -516,14 +561,14 @@ def test_calls_take_only_ways_whose_bits_repeat(some, monkeypatch):
 
 def test_training_without_saved_statistics(some):
     x, _, scale, bias = some
-    running = [np.zeros(8, np.float32), np.ones(8, np.float32)]
-    others = [array.copy() for array in running]
+    running = {"running_mean": np.zeros(8, np.float32), "running_variance": np.ones(8, np.float32)}
+    others = {name: array.copy() for name, array in running.items()}
     for out in (None, (np.empty_like(x), None, None)):
-        y, mean, inverse = functional.batch_norm_training(x, scale, bias, *running, saved=False, out=out)
+        y, mean, inverse = functional.batch_norm_training(x, scale, bias, **running, saved=False, out=out)
         assert (mean, inverse) == (None, None)
         assert out is None or y is out[0]
-        np.testing.assert_array_equal(y, functional.batch_norm_training(x, scale, bias, *others)[0])
-        np.testing.assert_array_equal(running, others)
+        np.testing.assert_array_equal(y, functional.batch_norm_training(x, scale, bias, **others)[0])
+        np.testing.assert_array_equal(list(running.values()), list(others.values()))
     kept = np.empty(8, np.float32)
     with pytest.raises(ArgumentError, match="saved=False"):
         functional.batch_norm_training(x, scale, bias, saved=False, out=(None, kept, None))

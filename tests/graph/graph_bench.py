@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from pybnorm import DataType, Layout, UnsupportedError, _arguments, devices
-from pybnorm.check import bounds
+from pybnorm.check.judging import bounds
 from pybnorm.graph import Graph
 
 NUMPY = {DataType.FLOAT32: np.float32, DataType.FLOAT16: np.float16, DataType.BFLOAT16: ml_dtypes.bfloat16}
@@ -21,7 +21,7 @@ def _device(device_type, ordinal):
 
 def expected_support(backend, dtype, layout):
     """Whether a backend must execute batch norm graphs; None where it depends on the machine or the graph."""
-    if backend == "cudnn":
+    if backend in ("cudnn", "native"):
         return True
     if backend == "onednn":
         return dtype != DataType.FLOAT64

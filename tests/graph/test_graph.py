@@ -7,13 +7,14 @@ import logging
 import numpy as np
 import pytest
 from graph_bench import NUMPY, Bench, build, judge, judge_relu, new_graph, parts
+from tables import table
 
 import pybnorm
 from pybnorm import ArgumentError, DataType, Layout, Mode, Operation, UnsupportedError, _arguments
-from pybnorm.check import bounds
-from pybnorm.check.bounds import expect
-from pybnorm.check.data import generate
-from pybnorm.check.problem import Problem
+from pybnorm.check.judging import bounds
+from pybnorm.check.judging.bounds import expect
+from pybnorm.check.language.data import generate
+from pybnorm.check.language.problem import Problem
 from pybnorm.graph import (
     BatchnormAttributes,
     BatchnormBackwardAttributes,
@@ -556,7 +557,7 @@ def wrong(argument, change, dims=(4, 5, 6, 8)):
         graph.get_workspace_size()
 
 
-@pytest.mark.parametrize(
+@table(
     ("argument", "change"),
     [
         ("x of bn", lambda g, t: t["x"].set_dim((4,)).set_stride((1,))),

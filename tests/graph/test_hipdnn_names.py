@@ -7,6 +7,7 @@ import inspect
 
 import numpy as np
 import pytest
+from tables import table
 
 from pybnorm import ArgumentError, ArgumentTypeError, hipdnn
 from pybnorm.hipdnn import absent
@@ -166,7 +167,7 @@ def specs(spec):
     return spec if isinstance(spec, tuple) else (spec,)
 
 
-@pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner in METHODS for name in METHODS[owner]])
+@table(("owner", "name"), [(owner, name) for owner in METHODS for name in METHODS[owner]])
 def test_a_method_is_here_with_its_signature(owner, name):
     kind = getattr(hipdnn, owner)
     bound = 0 if isinstance(inspect.getattr_static(kind, name), (staticmethod, classmethod)) else 1
@@ -174,7 +175,7 @@ def test_a_method_is_here_with_its_signature(owner, name):
         takes(getattr(kind, name), spec, bound)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@table("name", FUNCTIONS)
 def test_a_name_of_the_module_is_here_with_its_signature(name):
     assert name in hipdnn.__all__
     for spec in specs(FUNCTIONS[name]):

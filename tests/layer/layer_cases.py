@@ -3,9 +3,10 @@
 import numpy as np
 
 from pybnorm import DataType, Layout, Mode, Operation, _arguments, capability, devices
-from pybnorm.check import bounds, calls
-from pybnorm.check.bounds import Status
-from pybnorm.check.problem import Problem
+from pybnorm.check.judging import bounds
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.language import calls
+from pybnorm.check.language.problem import Problem
 
 SHAPE = (4, 3, 5, 6)
 MODES = (Mode.SPATIAL, Mode.PER_ACTIVATION)

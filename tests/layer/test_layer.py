@@ -10,6 +10,7 @@ import weakref
 import numpy as np
 import pytest
 from layer_cases import DTYPES, LAYOUTS, MODES, SHAPE, Place, executes, hold, problem_of
+from tables import table
 
 import pybnorm
 from pybnorm import (
@@ -23,7 +24,7 @@ from pybnorm import (
     UnsupportedError,
     devices,
 )
-from pybnorm.check import data
+from pybnorm.check.language import data
 from pybnorm.layer import BatchNorm, BiasScaleProperties, Info
 from pybnorm.miopen import cumulative_average_factor
 
@@ -294,7 +295,7 @@ def test_json_is_little_endian_base64(info):
     assert json.loads(small.to_json())["saved_mean"] == "AACAPwAAgD8AAIA/AACAPwAAgD8AAIA/"
 
 
-@pytest.mark.parametrize(
+@table(
     ("field", "value", "argument"),
     [
         *[(f.name, ..., f.name) for f in dataclasses.fields(Info)],
@@ -323,7 +324,6 @@ def test_json_is_little_endian_base64(info):
         ("exponential_average_factor", 1.5, "exponential_average_factor"),
         ("extra", 1, "extra"),
     ],
-    ids=str,
 )
 def test_bad_json_is_refused_by_name(info, field, value, argument):
     values = json.loads(info.to_json())
@@ -562,7 +562,7 @@ def test_a_closed_handle_is_named(backend, place):
 # ---------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize(
+@table(
     ("options", "argument"),
     [
         ({"epsilon": -1e-9}, "epsilon"),
@@ -573,7 +573,6 @@ def test_a_closed_handle_is_named(backend, place):
         ({"initial_running_variance": float("inf")}, "initial_running_variance"),
         ({"initial_running_variance": None}, "initial_running_variance"),
     ],
-    ids=str,
 )
 def test_bad_construction_is_refused_by_name(handle, options, argument):
     with pytest.raises(ArgumentError) as caught:
@@ -697,11 +696,13 @@ def test_the_device_must_be_the_handles(place):
         device_type = 99
         name = "elsewhere"
         stream = 0
+        from_numpy = None
 
     class OtherStream:
         device_type = place.device.device_type
         name = "the same device, another stream"
         stream = 0x5EED
+        from_numpy = None
 
     for wrong in (Elsewhere(), OtherStream()):
         layer = BatchNorm.spatial(place.handle, device=wrong)
@@ -771,3 +772,9 @@ def test_what_is_not_gocudnns_json_is_refused_by_name(changes, named):
         with pytest.raises(ArgumentError) as info:
             Info.from_gocudnn_json(text)
         assert info.value.argument == "text"
+
+
+def test_a_device_that_is_none_is_refused_before_it_is_needed(place):
+    for bad in (object(), "cpu", 0):
+        with pytest.raises(pybnorm.ArgumentError, match=r"^device: got"):
+            BatchNorm.spatial(place.handle, device=bad)

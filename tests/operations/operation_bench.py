@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pybnorm import DataType, UnsupportedError, devices, operations
-from pybnorm.check.bounds import precision
+from pybnorm.check.judging.bounds import precision
 from pybnorm.reference import round_to
 
 NUMPY = {
@@ -31,8 +31,8 @@ worst = collections.defaultdict(float)  # (operation, backend, dtype) -> error /
 
 
 def expected_support(backend, dtype):
-    """Whether a backend must execute: float64 is cuDNN's only."""
-    return backend == "cudnn" or dtype != DataType.FLOAT64
+    """Whether a backend must execute: oneDNN and MIOpen have no float64."""
+    return backend in ("cudnn", "native", "native_cuda") or dtype != DataType.FLOAT64
 
 
 def strided(array, layout, number=0):
@@ -164,7 +164,7 @@ def gaps(view):
 
 
 def judged(got, right, bound, largest=np.inf):
-    """Worst error / bound; infinite for a NaN. As in `pybnorm.check.bounds`, what is out of range is not judged."""
+    """Worst error / bound; infinite for a NaN. As in `pybnorm.check`, what is out of range is not judged."""
     got, right, bound = np.broadcast_arrays(got.astype(np.float64).reshape(right.shape), right, bound)
     error = np.abs(got - right)
     assert np.isfinite(right).all()

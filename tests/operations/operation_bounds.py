@@ -1,4 +1,4 @@
-"""A-priori bounds of composed operations, from the pieces of `pybnorm.check.bounds`.
+"""A-priori bounds of composed operations, from the pieces of `pybnorm.check.judging.bounds`.
 
 Every vendor call is one of its formulas; a composition passes the error of one call's result to the next as the error
 of an input. Relative errors of chains of products are kept as (1 + e1)(1 + e2)... - 1. All arrays are float64 in x's
@@ -10,7 +10,16 @@ import math
 import numpy as np
 
 from pybnorm import reference
-from pybnorm.check.bounds import Moments, Tier, backward_error, depth, deviations, forward_error, precision, stored
+from pybnorm.check.judging.bounds import (
+    Moments,
+    Tier,
+    backward_error,
+    depth,
+    deviations,
+    forward_error,
+    precision,
+    stored,
+)
 
 
 class Setting:
@@ -77,7 +86,7 @@ class Setting:
         return tuple(a for a in range(self.x.ndim) if a not in self.reduced)
 
     def running(self, factor, old, batch, slack, roundings):
-        """Bound of a running statistic: as in `pybnorm.check.bounds`."""
+        """Bound of a running statistic: as in `pybnorm.check.judging.bounds`."""
         kept = np.abs((1 - factor) * old)
         return factor * slack + (roundings * self.p.u + self.p.u_param) * (kept + np.abs(factor * batch))
 

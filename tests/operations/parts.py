@@ -14,7 +14,7 @@ import pytest
 from operation_bench import coarse, gaps, worst
 
 from pybnorm import reference
-from pybnorm.check import bounds
+from pybnorm.check.judging import bounds
 from pybnorm.enums import DataType
 from pybnorm.errors import UnsupportedError
 

@@ -117,8 +117,9 @@ def test_new_arrays(load_library):
     given = values(0.25)
     mean, variance = (given[n].copy() for n in STATISTICS[:2])
     y, *saved = functional.batch_norm_training(
-        given["x"], given["scale"], given["bias"], mean, variance, exponential_average_factor=0.25, unbiased=False
-    )
+        given["x"], given["scale"], given["bias"], running_mean=mean, running_variance=variance,
+        exponential_average_factor=0.25, unbiased=False,
+    )  # fmt: skip
     hold(given, dict(zip(("y", *STATISTICS), (y, mean, variance, *saved), strict=True)), 0.25)
 
 

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 from parts import DTYPES, A, U, batch, fresh, hold, kept, laid_out, over, perform, subsets, sums_errors, upload, wide
+from tables import spread, table
 
 import pybnorm
 from pybnorm import directml, reference
-from pybnorm.check import bounds
+from pybnorm.check.judging import bounds
 from pybnorm.operations import elementwise
 
 SHAPES = [
@@ -26,9 +27,13 @@ SHAPES = [
     ((2, 3, 1, 2, 3, 2, 1, 2), (1, 3, 1, 1, 1, 1, 1, 1)),
 ]
 ORDERS = ["C", "last", "gaps"]
-shapes = pytest.mark.parametrize(("dims", "derived"), SHAPES, ids=str)
 dtypes = pytest.mark.parametrize("dtype", ["f32", "f16"])
-orders = pytest.mark.parametrize("order", ORDERS)
+
+
+def in_pairs(shapes, turn):
+    """Each shape, and each data type with each order."""
+    rows = [(*shape, dtype, order) for shape, dtype, order in spread(shapes, ["f32", "f16"], ORDERS, turn=turn)]
+    return table(("dims", "derived", "dtype", "order"), rows)
 
 
 def arrays(dims, derived, dtype, order="C", seed=0):
@@ -51,9 +56,7 @@ def call(bench, name, *arguments, written, **options):
 # ---------------------------------------------------------------- gradients
 
 
-@orders
-@dtypes
-@shapes
+@in_pairs(SHAPES, 1)
 def test_grad_is_that_of_frozen_statistics(bench, dims, derived, dtype, order):
     x, dy, mean, variance, scale, _ = arrays(dims, derived, dtype, order)
     dx, dscale, dbias = fresh(dy), fresh(mean), fresh(mean)
@@ -69,9 +72,7 @@ def test_grad_is_that_of_frozen_statistics(bench, dims, derived, dtype, order):
     hold(dbias, want.dbias, e_total, name="dbias")
 
 
-@orders
-@dtypes
-@shapes
+@in_pairs(SHAPES, 2)
 def test_training_grad_is_that_of_training(bench, dims, derived, dtype, order):
     x, dy, mean, variance, scale, _ = arrays(dims, derived, dtype, order)
     dx, dscale, dbias = fresh(dy), fresh(mean), fresh(mean)
@@ -90,7 +91,7 @@ def test_training_grad_is_that_of_training(bench, dims, derived, dtype, order):
     hold(dbias, want.dbias, e_total, name="dbias")
 
 
-@pytest.mark.parametrize("axes", subsets(4), ids=str)
+@table("axes", subsets(4))
 def test_any_subset_of_axes_carries_parameters(bench, axes):
     dims = (3, 2, 4, 5)
     derived = tuple(d if a in axes else 1 for a, d in enumerate(dims))
@@ -121,9 +122,7 @@ def inference(x, mean, variance, scale, bias, epsilon):
     return wide(scale) * r * (wide(x) - wide(mean)) + wide(bias)
 
 
-@orders
-@dtypes
-@shapes
+@in_pairs(SHAPES, 3)
 def test_inference(bench, dims, derived, dtype, order):
     x, _, mean, variance, scale, bias = arrays(dims, derived, dtype, order)
     y = fresh(x)
@@ -180,9 +179,7 @@ def training_case(x, scale, bias, derived, epsilon):
     return found, off, y, error
 
 
-@orders
-@dtypes
-@shapes
+@in_pairs(SHAPES, 4)
 @pytest.mark.parametrize("add", [False, True], ids=["plain", "add"])
 def test_training_returns_mean_and_biased_variance(bench, dims, derived, dtype, order, add):
     x, z, _, _, scale, bias = arrays(dims, derived, dtype, order)
@@ -271,9 +268,7 @@ def refuses_relu(bench, name, *arguments, why):
 RELU_SHAPES = [(dims, derived) for dims, derived in SHAPES if np.prod(dims) >= 30]
 
 
-@orders
-@dtypes
-@pytest.mark.parametrize(("dims", "derived"), RELU_SHAPES, ids=str)
+@in_pairs(RELU_SHAPES, 5)
 def test_relu_after_inference(bench, dims, derived, dtype, order):
     x, _, mean, variance, scale, bias = arrays(dims, derived, dtype, order)
     y = fresh(x)
@@ -282,9 +277,7 @@ def test_relu_after_inference(bench, dims, derived, dtype, order):
     hold(y, inference(x, *case), e_inference(x, *case), relu=True, name="y")
 
 
-@orders
-@dtypes
-@pytest.mark.parametrize(("dims", "derived"), RELU_SHAPES, ids=str)
+@in_pairs(RELU_SHAPES, 6)
 @pytest.mark.parametrize("add", [False, True], ids=["plain", "add"])
 def test_relu_after_training_and_the_addition(bench, dims, derived, dtype, order, add):
     x, z, _, _, scale, bias = arrays(dims, derived, dtype, order)
@@ -327,7 +320,7 @@ def test_a_backend_without_relu_refuses_before_anything_is_written(bench, monkey
     refuses_relu(bench, "batch_normalization_training", x, scale, bias, z, *outputs, why="no relu for this")
 
 
-@pytest.mark.parametrize("kind", sorted(set(directml.ACTIVATIONS) - {"identity", "linear", "relu"}))
+@table("kind", sorted(set(directml.ACTIVATIONS) - {"identity", "linear", "relu"}))
 def test_other_activations_are_refused_by_name(bench, kind):
     x, _, mean, variance, scale, bias = arrays((4, 3, 5), (1, 3, 1), "f32")
     buffers = [upload(bench, a) for a in (x, mean, variance, scale, bias)]
@@ -417,7 +410,7 @@ def refuse(bench, operator, fields, argument, text, kind=pybnorm.ArgumentError, 
             assert bench.device.to_numpy(uploaded[name]).tobytes() == value.tobytes(), name
 
 
-@pytest.mark.parametrize(("operator", "field"), EVERY)
+@table(("operator", "field"), EVERY)
 def test_every_field_is_required_but_the_fused_add(bench, operator, field):
     fields = good(operator) | {field: None}
     if field == "fused_add":
@@ -427,7 +420,7 @@ def test_every_field_is_required_but_the_fused_add(bench, operator, field):
     refuse(bench, operator, fields, field, "None", pybnorm.ArgumentTypeError)
 
 
-@pytest.mark.parametrize(("operator", "field"), EVERY)
+@table(("operator", "field"), EVERY)
 def test_one_data_type_for_all(bench, operator, field):
     fields = good(operator)
     fields[field] = fields[field].astype(np.float16)
@@ -443,7 +436,7 @@ def test_only_the_data_types_of_directml(bench, operator, dtype):
     refuse(bench, operator, fields, "input", "f32 or f16", pybnorm.ArgumentTypeError)
 
 
-@pytest.mark.parametrize(("operator", "field"), [(o, f) for o, f in EVERY if f not in DATA])
+@table(("operator", "field"), [(o, f) for o, f in EVERY if f not in DATA])
 def test_parameter_sizes(bench, operator, field):
     fields = good(operator)
     for dims, text in (((3,), "the DimensionCount of input, 4"), ((1, 2, 1, 1), "each size 1 or that of input")):
@@ -468,8 +461,8 @@ def test_dimension_counts(bench, operator):
         refuse(bench, operator, fields, "input", "rank 1 to 8" if 0 not in dims else "sizes from 1")
 
 
-@pytest.mark.parametrize("operator", FIELDS)
-@pytest.mark.parametrize("value", [-1e-9, float("nan"), float("inf"), "1", None])
+@table("operator", FIELDS)
+@table("value", [-1e-9, float("nan"), float("inf"), "1", None])
 def test_epsilon(bench, operator, value):
     refuse(bench, operator, good(operator), "epsilon", "a finite number >= 0", epsilon=value)
 
@@ -478,7 +471,7 @@ def test_spatial_is_a_bool(bench):
     refuse(bench, "batch_normalization", good("batch_normalization"), "spatial", "True or False", spatial=1)
 
 
-@pytest.mark.parametrize(("operator", "field"), [(o, f) for o, f in EVERY if "output" in f])
+@table(("operator", "field"), [(o, f) for o, f in EVERY if "output" in f])
 def test_outputs_have_memory_of_their_own(bench, operator, field):
     uploaded = {n: upload(bench, a) for n, a in good(operator).items()}
     others = [f for f in FIELDS[operator] if f != field and (f in DATA) == (field in DATA)]
@@ -488,7 +481,7 @@ def test_outputs_have_memory_of_their_own(bench, operator, field):
         assert caught.value.argument in (field, other)
 
 
-@pytest.mark.parametrize(("operator", "field"), [(o, f) for o, f in EVERY if "output" in f])
+@table(("operator", "field"), [(o, f) for o, f in EVERY if "output" in f])
 def test_outputs_are_writable(bench, operator, field):
     uploaded = {n: upload(bench, a) for n, a in good(operator).items()}
     uploaded[field] = uploaded[field]._replace(writable=False)

@@ -1,14 +1,15 @@
 """Every operation, backend, dtype, choice of axes, rank and memory order against the reference and its bound."""
 
-import itertools
+import zlib
 
 import numpy as np
 import pytest
 from operation_bench import DTYPES, LAYOUTS, NUMPY, arrays_of, expected_support, rounded, strided
 from operation_bounds import Setting, chain
+from tables import spread
 
 from pybnorm import DataType, operations, reference
-from pybnorm.check.bounds import precision
+from pybnorm.check.judging.bounds import precision
 
 CASES = [
     ((7,), 0),
@@ -98,10 +99,18 @@ def dtype(request):
     return request.param
 
 
-@pytest.fixture(params=list(itertools.product(CASES, LAYOUTS)), ids=lambda p: f"{p[0]}-{p[1]}".replace(" ", ""))
-def arrays(request, dtype):
-    """Every choice of axes in every memory order; of what else varies every value meets each of both."""
-    case, layout = request.param
+def pytest_generate_tests(metafunc):
+    """Every choice of axes, and every memory order with every dtype; which of them meet differs."""
+    if "arrays" in metafunc.fixturenames:
+        combined = spread(CASES, LAYOUTS, DTYPES, turn=zlib.crc32(metafunc.function.__name__.encode()))
+        names = [f"{case}-{layout}-{dtype.short}".replace(" ", "") for case, layout, dtype in combined]
+        metafunc.parametrize("arrays", combined, indirect=True, ids=names)
+
+
+@pytest.fixture
+def arrays(request):
+    """Of what else varies every value meets each choice of axes and each memory order."""
+    case, layout, dtype = request.param
     made = Arrays(*case, dtype, layout)
     made.turn = CASES.index(case) + LAYOUTS.index(layout)
     return made

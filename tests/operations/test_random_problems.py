@@ -3,7 +3,7 @@
 import pytest
 from random_problems import WAYS, problems, run
 
-from pybnorm.check.bounds import Status
+from pybnorm.check.judging.bounds import Status
 from pybnorm.defects import Effect, named
 
 

@@ -6,7 +6,7 @@ from operation_bench import DTYPES, NUMPY, expected_support
 from operation_bounds import Setting
 
 from pybnorm import ArgumentError, ArgumentTypeError, DataType, operations, reference
-from pybnorm.check.bounds import depth, precision
+from pybnorm.check.judging.bounds import depth, precision
 
 EPSILON = 1e-3
 COUNTS = [[5], [4, 4, 4], [3, 0, 3, 3, 7], [0, 0, 9], [0, 2, 0, 2], [1, 0], [10**6, 1, 5]]

@@ -16,12 +16,13 @@ import pytest
 import sync_worker
 from sync_launch import absent, launch, ranks_of, required, scenarios_of
 from sync_worker import CASES, COMPUTED, ORDERS, AllReduced, Threads, bounds_of
+from tables import table
 
 import pybnorm
 from pybnorm import ArgumentError, ArgumentTypeError, reference, sync
-from pybnorm.check.bounds import Status, expect, judge, precision, tiers
-from pybnorm.check.data import generate
-from pybnorm.check.problem import Problem
+from pybnorm.check.judging.bounds import Status, expect, judge, precision, tiers
+from pybnorm.check.language.data import generate
+from pybnorm.check.language.problem import Problem
 from pybnorm.enums import DataType
 from pybnorm.sync import SyncBatchNorm, messages
 
@@ -64,7 +65,7 @@ def shaped(problem, vector):
     return np.asarray(vector).reshape(problem.parameter_dims)
 
 
-@pytest.mark.parametrize(("name", "order"), COMPUTED)
+@table(("name", "order"), COMPUTED)
 def test_forward_is_batch_norm_of_the_concatenation(ranks, name, order):
     kind, _, results = ranks
     if f"{name}, {order}" not in results[0]:
@@ -78,7 +79,7 @@ def test_forward_is_batch_norm_of_the_concatenation(ranks, name, order):
         hold(kind, problem, inputs, output, shaped(problem, same_on_all(parts, output)))
 
 
-@pytest.mark.parametrize(("name", "order"), COMPUTED)
+@table(("name", "order"), COMPUTED)
 def test_backward_is_that_of_the_concatenation(ranks, name, order):
     kind, size, results = ranks
     if f"{name}, {order}" not in results[0]:
@@ -102,7 +103,7 @@ def test_backward_is_that_of_the_concatenation(ranks, name, order):
         assert np.all(np.abs(shaped(problem, part["dbias"]) - local) <= limit), f"dbias of rank {rank} is not local"
 
 
-@pytest.mark.parametrize("name", sync_worker.GRAPHS)
+@table("name", sync_worker.GRAPHS)
 def test_a_graph_with_peer_stats_is_batch_norm_of_the_concatenation(ranks, name):
     kind, _, results = ranks
     for call in ("train", "backward"):
@@ -185,7 +186,7 @@ def test_fixed_order_gives_the_same_bits_over_mpi_and_gloo(need_device, tmp_path
 # ---------------------------------------------------------------- mistakes
 
 
-@pytest.mark.parametrize(
+@table(
     ("case", "argument", "shown"),
     [
         ("channels", "channels", "rank 0: 4, rank 1: 5"),
@@ -209,7 +210,7 @@ def test_disagreement_is_an_error_on_every_rank(ranks, case, argument, shown):
         assert shown in text
 
 
-@pytest.mark.parametrize(
+@table(
     ("case", "error", "argument"),
     [
         ("bad channels", "ArgumentError", "channels"),
@@ -250,8 +251,8 @@ FAILING = {
 }
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("case", FAILING)
+@table("order", ORDERS)
+@table("case", FAILING)
 def test_a_call_that_fails_on_one_rank_fails_on_all_and_the_next_works(ranks, case, order):
     _, size, results = ranks
     culprit = size - 1
@@ -266,7 +267,7 @@ def test_a_call_that_fails_on_one_rank_fails_on_all_and_the_next_works(ranks, ca
         assert result["failing calls"][case, order, "next"] == (None, None)
 
 
-@pytest.mark.parametrize("order", ["any order", "fixed order"])
+@table("order", ["any order", "fixed order"])
 def test_forward_and_backward_at_once_are_noticed_where_both_gather(ranks, order):
     _, size, results = ranks
     for rank, result in enumerate(results):
