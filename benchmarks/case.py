@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pybnorm
 from benchmarks.machine import Machine
 from pybnorm import reference
-from pybnorm.check.calls import METHODS, TENSORS
-from pybnorm.check.problem import OPERATIONS
+from pybnorm.check.language.calls import METHODS, TENSORS
+from pybnorm.check.language.problem import OPERATIONS
 from pybnorm.devices.timing import Array64, Call
 from pybnorm.enums import DataType, Layout
 from pybnorm.errors import BackendError
@@ -28,7 +28,6 @@ __all__ = [
     "FACTOR",
     "TOLERANCE",
     "TOUCHED",
-    "TUNED",
     "Case",
     "Contender",
     "Tensors",
@@ -46,8 +45,6 @@ TOUCHED = {"train": 2, "infer": 2, "backward": 3}
 """Operations, and how many tensors each reads or writes at least: x and y; x, dy and dx."""
 EPSILON = 1e-5
 FACTOR = 0.1
-TUNED = " tuned"
-"""After an algorithm's name: the plan of ``tune=True``."""
 TOLERANCE = 1e-2
 """Largest difference over the largest right value with which a result is still timed: what `pybnorm check` judges
 closely is here only to be the right computation, of 16-bit data too."""
@@ -185,7 +182,7 @@ def arguments(case: Case, operation: str) -> dict[str, Any]:
 
 
 def ours(case: Case, handle: pybnorm.Handle, operation: str, algorithm: str) -> Contender:
-    """A plan of pybnorm, called with addresses. If the algorithm's name ends in `TUNED`, it is measured before.
+    """A plan of pybnorm, called with addresses.
 
     Raises
     ------
@@ -193,8 +190,7 @@ def ours(case: Case, handle: pybnorm.Handle, operation: str, algorithm: str) -> 
         The algorithm cannot do it.
     """
     first, data = case.sets[0], [t.name for t in TENSORS[OPERATIONS[operation]] if t.data]
-    options = {"algorithm": algorithm.removesuffix(TUNED), "tune": algorithm.endswith(TUNED)}
-    return planned(case, operation, planner(handle, operation)(*map(first.of, data), **options))
+    return planned(case, operation, planner(handle, operation)(*map(first.of, data), algorithm=algorithm))
 
 
 def planner(handle: pybnorm.Handle, operation: str) -> Callable[..., Any]:

@@ -60,8 +60,6 @@ class _NothingToMeasureError(click.ClickException):
 )
 @click.option("--quick", is_flag=True, help="Fewer measurements of each time, and by default small shapes.")
 @click.option("--host/--no-host", default=True, show_default=True, help="Measure host time per call.")
-@click.option("--tune", is_flag=True, help="Also the plans of auto and fast that tune=True chooses.")
-@click.option("--prefer", multiple=True, help="fastest or measured: also functional's calls of PyTorch with it.")
 @click.option("--eager", is_flag=True, help="On a GPU, times of calls queued one by one, not of a graph.")
 @click.option("--seconds", type=click.FloatRange(min=0), default=float("inf"), help="Begin no shape after this time.")
 @output.json_option("the tables")
@@ -78,8 +76,6 @@ def bench_device(
     rivals: tuple[str, ...],
     quick: bool,
     host: bool,
-    tune: bool,
-    prefer: tuple[str, ...],
     eager: bool,
     seconds: float,
     json_target: str | None,
@@ -119,8 +115,6 @@ def bench_device(
                     rivals=None if not rivals else tuple(name for name in rivals if name != "none"),
                     quick=quick,
                     host=host,
-                    tune=tune,
-                    prefer=prefer,
                     eager=eager,
                     seconds=seconds,
                     progress=lambda text, total: progress.update(task, description=text, total=total, advance=1),

@@ -40,7 +40,6 @@ BACKENDS = tuple(name for name in pybnorm.backends() if _core.device_types(name)
 DTYPES = ("f32", "f16", "bf16")
 OPERATIONS = tuple(cases.TOUCHED)
 LAYOUTS = {"nchw": Layout.CHANNELS_FIRST, "nhwc": Layout.CHANNELS_LAST}
-PREFER, PREFERRING = ("fastest", "measured"), "prefer "
 REPLAYS, QUICK_REPLAYS = 9, 3
 
 Row = dict[str, Any]
@@ -74,8 +73,6 @@ def run(
     rivals: Sequence[str] | None = None,
     quick: bool = False,
     host: bool = True,
-    tune: bool = False,
-    prefer: Sequence[str] = (),
     eager: bool = False,
     seconds: float = math.inf,
     progress: Callable[[str, int], object] = lambda text, total: None,
@@ -99,12 +96,6 @@ def run(
         Fewer measurements of each time, and small shapes.
     host : bool
         Also host microseconds per call.
-    tune : bool
-        ``"auto"`` and ``"fast"`` also as plans of ``tune=True``, by the names ``"auto tuned"`` and ``"fast tuned"``;
-        what `pybnorm.tuning` remembers of them is used and added to.
-    prefer : sequence of str
-        ``"fastest"``, ``"measured"``: also the calls of `pybnorm.functional` on PyTorch's tensors with it, by the names
-        ``"prefer fastest"`` and ``"prefer measured"``.
     eager : bool
         On a GPU with PyTorch, times of calls queued one by one, which the host may slow, in place of a graph's.
     seconds : float
@@ -145,14 +136,8 @@ def run(
         ("algorithms", [name.partition(":")[0] for name in names], _core.algorithms(backend)),
     ):
         _known(argument, given, known)
-    if tune:
-        names += tuple(name + cases.TUNED for name in names if name in ("auto", "fast"))
-    _known("prefer", prefer, PREFER)
-    names += tuple(PREFERRING + word for word in dict.fromkeys(prefer))
     library = pybnorm.load(backend)
     machine = open_machine(library.device_type)
-    if prefer and "absent" in (torch := others.presence("torch", machine)):
-        raise ArgumentError("prefer", prefer[0], f"where there is PyTorch: {torch['absent']}")
     if eager and not isinstance(machine, TorchCuda):
         raise ArgumentError("eager", eager, "False but on a GPU with PyTorch; on the CPU all calls are timed so")
     result: dict[str, Any] = {
@@ -356,8 +341,6 @@ class _Bench:
 
     def contender(self, case: Case, operation: str, name: str) -> Contender:
         """The algorithm or rival `name`; raises what it raises if it cannot do the operation."""
-        if name.startswith(PREFERRING):
-            return others.preferred(case, operation, name.removeprefix(PREFERRING))
         if name in self.algorithms:
             return cases.ours(case, self.handle, operation, name)
         if name == "numpy":

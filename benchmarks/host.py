@@ -14,8 +14,8 @@ from benchmarks.case import EPSILON, FACTOR, Case, Contender, one_line
 from benchmarks.machine import Machine, TorchCuda
 from benchmarks.rivals import Raw
 from pybnorm import operations as array_level
-from pybnorm.check.calls import METHODS, TENSORS
-from pybnorm.check.problem import OPERATIONS
+from pybnorm.check.language.calls import METHODS, TENSORS
+from pybnorm.check.language.problem import OPERATIONS
 from pybnorm.enums import DataType, Layout
 from pybnorm.errors import UnsupportedError
 
@@ -223,7 +223,9 @@ def _handle_call(operation: str) -> str:
 
 def _functional_call(operation: str) -> str:
     """The call of `pybnorm.functional`, which makes its results."""
-    given = [t.name for t in TENSORS[OPERATIONS[operation]] if not t.written or t.name.startswith("running")]
+    names = [t.name for t in TENSORS[OPERATIONS[operation]] if not t.written or t.name.startswith("running")]
+    named = ("running", "scale", "bias") if operation == "infer" else "running"
+    given = [f"{name}={name}" if name.startswith(named) else name for name in names]
     name = {"train": "training", "infer": "inference"}.get(operation, operation)
     factor = "exponential_average_factor=FACTOR, " if operation == "train" else ""
     return f"batch_norm_{name}({', '.join(given)}, epsilon=EPSILON, {factor}algorithm=ALGORITHM)"

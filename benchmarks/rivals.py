@@ -25,7 +25,7 @@ from pybnorm.devices.timing import Call
 from pybnorm.enums import DataType, Layout
 
 __all__ = [
-    "CPU_RIVALS", "GPU_RIVALS", "NO_DEVICE", "Frontend", "Raw", "build_raw", "numpy_formula", "preferred",
+    "CPU_RIVALS", "GPU_RIVALS", "NO_DEVICE", "Frontend", "Raw", "build_raw", "numpy_formula",
     "torch_calls",
 ]  # fmt: skip
 
@@ -102,42 +102,6 @@ def _returning(machine: Machine, operation: str, bare: Sequence[Call], running: 
         results.append(call())
 
     return Contender(tuple(functools.partial(keep, call) for call in bare), outputs, bare=bare[0])
-
-
-def preferred(case: Case, operation: str, prefer: Any) -> Contender:
-    """The function of `pybnorm.functional` on PyTorch's tensors with ``prefer``; its first call measures, if it does.
-
-    Parameters
-    ----------
-    case : Case
-    operation : str
-    prefer : "fastest" or "measured"
-    """
-    from pybnorm import functional
-    from pybnorm.torch import reason
-
-    here = functools.partial(torch_tensor, optional("torch"), case.machine)
-    sets = [(here(s.x), here(s.dy)) for s in case.sets]
-    scale, bias, *saved = map(here, (case.scale, case.bias, case.saved_mean, case.saved_inv_variance))
-    statistics = [here(vector).clone() for vector in (case.running_mean, case.running_variance)]
-    options: dict[str, Any] = {"epsilon": EPSILON, "prefer": prefer}
-    bare: list[Call]
-    if operation == "backward":
-        call = functools.partial(functional.batch_norm_backward, **options)
-        bare = [functools.partial(call, x, dy, scale, *saved) for x, dy in sets]
-    else:
-        call = functools.partial(functional.batch_norm_inference, **options)
-        if operation == "train":
-            call = functools.partial(functional.batch_norm_training, exponential_average_factor=FACTOR, **options)
-        bare = [functools.partial(call, x, scale, bias, *statistics) for x, _ in sets]
-    found = _returning(case.machine, operation, bare, statistics)
-    kept = [vector.clone() for vector in statistics]
-    bare[0]()
-    for vector, values in zip(statistics, kept, strict=True):
-        vector.copy_(values)
-    name = {"train": "training", "infer": "inference"}.get(operation, operation)
-    way, _, why = reason(name, sets[0][0], prefer=prefer).partition(": ")
-    return replace(found, algorithm=way, reason=why)
 
 
 def _backward_of_copy(aten: Any, x: Any, dy: Any, tail: tuple[Any, ...]) -> Any:

@@ -1,4 +1,4 @@
-"""``--json`` of info, tune and bench reference: a file or standard output, and a document that meets the schema.
+"""``--json`` of info and bench reference: a file or standard output, and a document that meets the schema.
 
 Of bench device: test_bench_device.py; of the others: tests/check/test_check_detection.py (selftest),
 test_check_report.py (check, compare), test_check_versions.py.
@@ -7,7 +7,6 @@ test_check_report.py (check, compare), test_check_versions.py.
 import importlib.resources
 import json
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -31,22 +30,8 @@ def small_reference(monkeypatch):
     )
 
 
-def remembered(monkeypatch, tmp_path):
-    file = tmp_path / "tuning.json"
-    monkeypatch.setenv("PYBNORM_TUNE_CACHE", str(file))
-    try:
-        handle = pybnorm.Handle("onednn")
-    except pybnorm.LibraryError:  # the document of an empty cache; other tests fail where onednn is required
-        return
-    x = np.ones((2, 3, 4, 5), np.float32)
-    with handle:
-        handle.plan_forward_inference(x, tune=True)
-    assert pybnorm.tuning.entries()
-
-
 COMMANDS = {
     "info": (main, ["info"]),
-    "tune": (main, ["tune"]),
     "bench-reference": (benchmarks.command.bench, ["reference", "--repeats", "1"]),
 }
 
@@ -54,7 +39,6 @@ COMMANDS = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_writes_its_document(name, schema, monkeypatch, tmp_path):
     small_reference(monkeypatch)
-    remembered(monkeypatch, tmp_path)
     command, arguments = COMMANDS[name]
     file = tmp_path / "document.json"
     done = CliRunner().invoke(command, [*arguments, "--json", str(file)])
@@ -76,10 +60,9 @@ def test_a_command_writes_its_document(name, schema, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("flag", [["--json"], ["--json", "-"]])
-@pytest.mark.parametrize("name", ["tune", "bench-reference"])
+@pytest.mark.parametrize("name", ["bench-reference"])
 def test_without_a_file_the_document_is_all_of_standard_output(name, flag, monkeypatch, tmp_path):
     small_reference(monkeypatch)
-    monkeypatch.setenv("PYBNORM_TUNE_CACHE", str(tmp_path / "none.json"))
     command, arguments = COMMANDS[name]
     done = CliRunner().invoke(command, [*arguments, *flag])
     assert json.loads(done.stdout)["schema"] == f"pybnorm.{name}/1"
