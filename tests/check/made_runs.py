@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from pybnorm.check import archive
-from pybnorm.check.bounds import Point, Status, Verdict, expect, judge
-from pybnorm.check.data import generate, round_to
-from pybnorm.check.environment import machine
-from pybnorm.check.problem import Problem
-from pybnorm.check.results import SCHEMA, exit_status
-from pybnorm.check.runner import BackendInfo, CaseResult
+from pybnorm.check.judging.bounds import Point, Status, Verdict, expect, judge
+from pybnorm.check.judging.results import SCHEMA, exit_status
+from pybnorm.check.language.data import generate, round_to
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.run import archive
+from pybnorm.check.run.environment import machine
+from pybnorm.check.run.runner import BackendInfo, CaseResult
 
 
 def right_outputs(problem):
@@ -28,11 +28,11 @@ def nudged(array, ulps=1):
     return np.where(np.isfinite(array.astype(np.float64)), words + ulps, words).view(array.dtype).reshape(array.shape)
 
 
-def make_run(folder, backend, lines, version=(1, 0, 0), change=None, status=None, saves=True, document=None):
+def make_run(folder, backend, lines, version=(1, 0, 0), change=None, status=None, saves=True, document=None, known=""):
     """A folder as ``check --save`` makes it.
 
     ``change(line, name, array)`` gives what the library writes in place of the right array, or None for that;
-    ``status(line)`` a status that leaves no outputs, or None.
+    ``status(line)`` a status that leaves no outputs, or None; what is wrong, is by the defect `known`.
     """
     results = []
     for line in lines:
@@ -48,7 +48,8 @@ def make_run(folder, backend, lines, version=(1, 0, 0), change=None, status=None
         verdicts = [judge(expected, name, array) for name, array in outputs.items()]
         worst = max((v.status for v in verdicts), key=lambda s: s.severity)
         saved = archive.write_outputs(folder, backend, problem, outputs) if saves else ""
-        results.append(CaseResult(backend, line, worst, verdicts, repeat="equal", saved=saved))
+        explained = "" if worst.good else known
+        results.append(CaseResult(backend, line, worst, verdicts, repeat="equal", saved=saved, known=explained))
     info = BackendInfo(backend, f"lib{backend}", version, f"/lib/{backend}.so", "made", device="a device")
     folder.mkdir(parents=True, exist_ok=True)
     made = made_document([info], results) | (document or {})

@@ -21,8 +21,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from pybnorm.check.bounds import Point, Status, Verdict
-from pybnorm.check.runner import BackendInfo, CaseResult, identified
+from pybnorm.check.judging.bounds import Point, Status, Verdict
+from pybnorm.check.run.runner import BackendInfo, CaseResult, identified
 
 CASE = "train,spatial,f32,nchw,2x3x4x4,seed={}"
 OUTPUTS = ("y", "saved_mean", "saved_inv_variance", "running_mean", "running_variance")
@@ -57,7 +57,7 @@ def _this():
 
 
 def settled(backend, timeout, index):
-    """In place of `pybnorm.check.executors.settled`."""
+    """In place of `pybnorm.check.run.executors.settled`."""
     _, number, kind = _this()
     if kind == "absent":
         return BackendInfo(backend, problem="double: no library here"), {}
@@ -65,7 +65,7 @@ def settled(backend, timeout, index):
 
 
 def isolated(backend, timeout, variables, function, opener, _, case, keep):
-    """In place of `pybnorm.check.executors.isolated`: no process, no call, a verdict of usual size."""
+    """In place of `pybnorm.check.run.executors.isolated`: no process, no call, a verdict of usual size."""
     name, number, kind = _this()
     _handled[name] += 1
     seed = int(case.rpartition("=")[2])
@@ -122,7 +122,7 @@ def collect(address, suite, folder, limit):
     import node_simulation  # by this name the workers know the doubles
 
     from pybnorm import cli
-    from pybnorm.check import executors
+    from pybnorm.check.run import executors
 
     executors.settled, executors.isolated = node_simulation.settled, node_simulation.isolated
     executors.GRACE = 0.0

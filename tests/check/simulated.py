@@ -5,7 +5,7 @@ import signal
 import threading
 
 from pybnorm import devices
-from pybnorm.check.runner import Session
+from pybnorm.check.run.runner import Session
 from pybnorm.check.selftest.simulated import BUGS, STYLES, Kernels, array_of, session
 from pybnorm.devices import cpu
 

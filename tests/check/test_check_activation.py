@@ -9,11 +9,12 @@ from simulated import Kernels, array_of
 
 from pybnorm import Activation, devices
 from pybnorm._arrays import as_buffer
-from pybnorm.check.activations import activate, before, passes
-from pybnorm.check.bounds import Status, expect, judge, untrusted
-from pybnorm.check.data import generate
-from pybnorm.check.problem import Problem, expand
-from pybnorm.check.runner import Session, open_session, run_case
+from pybnorm.check.judging.bounds import Status, expect, judge, untrusted
+from pybnorm.check.language.activations import activate, before, passes
+from pybnorm.check.language.data import generate
+from pybnorm.check.language.lines import expand
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.run.runner import Session, open_session, run_case
 
 
 class Fused(Kernels):

@@ -6,10 +6,11 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from tables import table
 
 from pybnorm import devices, reference
-from pybnorm.check import judging, runner
-from pybnorm.check.bounds import (
+from pybnorm.check.judging import standalone as judging
+from pybnorm.check.judging.bounds import (
     TRUNCATED,
     UNBIASED,
     Status,
@@ -22,17 +23,19 @@ from pybnorm.check.bounds import (
     tiers,
     untrusted,
 )
-from pybnorm.check.bounds.causes import UNEXPLAINED, truncate
-from pybnorm.check.bounds.trust import _changes
-from pybnorm.check.data import Inputs, generate, round_to
-from pybnorm.check.problem import COMPOSED, FILLS, Problem, expand, read_suite
-from pybnorm.check.runner import execute, run_case
+from pybnorm.check.judging.bounds.causes import truncate
+from pybnorm.check.judging.bounds.trust import _changes
+from pybnorm.check.language.data import Inputs, generate, round_to
+from pybnorm.check.language.lines import expand, read_suite
+from pybnorm.check.language.problem import COMPOSED, FILLS, Problem
+from pybnorm.check.run import runner
+from pybnorm.check.run.runner import execute, run_case
+from pybnorm.check.run.session import Session
 from pybnorm.check.selftest.simulated import BUGS, STYLES, Kernels, session
-from pybnorm.check.session import Session
 from pybnorm.enums import DataType, Mode
 from pybnorm.errors import ArgumentError
 
-SMOKE = read_suite((importlib.resources.files("pybnorm.check") / "suites" / "smoke.txt").read_text(), "smoke")
+SMOKE = read_suite((importlib.resources.files("pybnorm.check.language") / "suites" / "smoke.txt").read_text(), "smoke")
 
 
 @pytest.mark.parametrize(
@@ -187,15 +190,15 @@ def test_symbols():
     )
     assert precision(DataType.FLOAT16).max_out == 65504
     assert precision(DataType.FLOAT64).u_param == 2.0**-53
-    assert [depth(m) for m in (1, 32, 100, 10000)] == [1, 32, 56, 416]
+    assert [depth(m) for m in (1, 32, 64, 65, 100, 10000)] == [1, 32, 64, 65, 65, 416]
 
 
 def test_classes_in_order():
     def names(line, output):
         return [(t.name, t.one_pass, t.h) for t in tiers(Problem.parse(line), output)]
 
-    assert names("train,spatial,f32,nchw,10x1x10,fill=randn", "y") == [("A", False, 56), ("B", True, 56)]
-    exact = [("exact", False, 1), ("A", False, 56), ("B", True, 56)]
+    assert names("train,spatial,f32,nchw,10x1x10,fill=randn", "y") == [("A", False, 65), ("B", True, 65)]
+    exact = [("exact", False, 1), ("A", False, 65), ("B", True, 65)]
     assert names("train,spatial,f32,nchw,10x1x10", "y") == exact
     assert names("backward,spatial,f32,nchw,10x1x10,saved=0", "dx") == exact
     # sums over dy alone, or with given statistics, have no excuse
@@ -206,7 +209,7 @@ def test_classes_in_order():
 
 def test_the_order_of_severity_and_which_statuses_are_good():
     assert max(Status, key=lambda s: s.severity) == Status.FAIL
-    assert [s.value for s in Status if s.good] == ["PASS", "WARN", "UNSUPPORTED"]
+    assert [s.value for s in Status if s.good] == ["PASS", "WARN", "CHAIN", "UNSUPPORTED", "MISTRUSTED"]
 
 
 # ---------------------------------------------------------------- correct kernels
@@ -228,7 +231,7 @@ def once_per_problem(monkeypatch):
 
         return kept
 
-    for module, name in ((runner, "generate"), (runner, "expect"), (judging, "untrusted")):
+    for module, name in ((runner, "generate"), (runner, "expect"), (judging, "blind_inputs")):
         monkeypatch.setattr(module, name, keeping_the_last(getattr(module, name)))
 
 
@@ -334,7 +337,7 @@ def test_values_derived_from_an_unbounded_deviation_are_inconclusive():
     assert result.status == Status.INCONCLUSIVE
 
 
-def test_a_sequential_chain_explains_a_failure_and_does_not_excuse_it():
+def test_a_chain_of_sums_is_told_from_what_is_off_by_another_cause():
     """One float32 chain over a million elements with an offset misses the bound of the mean."""
     problem = Problem.parse("train,spatial,f32,nchw,256x1x64x64,fill=randn,kappa=300")
     inputs = generate(problem)
@@ -342,13 +345,17 @@ def test_a_sequential_chain_explains_a_failure_and_does_not_excuse_it():
     mean = expected.outputs["saved_mean"]
     chain = (np.add.accumulate(inputs.x.ravel())[-1:] / np.float32(problem.m)).reshape(mean.shape)
     verdict = judge(expected, "saved_mean", chain)
-    assert verdict.status == Status.FAIL
-    assert "class C" in verdict.note
-    class_c = (depth(problem.m) + 1, problem.m + 1)
-    further = mean + (chain - mean) * 12
-    assert judge(expected, "saved_mean", further.astype(np.float32)).ratio < class_c[1] / class_c[0]
-    assert "class C" not in judge(expected, "saved_mean", further.astype(np.float32)).note
-    assert "class C" not in judge(expected, "saved_mean", (mean * 2).astype(np.float32)).note
+    assert verdict.status == Status.CHAIN
+    assert verdict.note.startswith("sums in chains of 1048576 terms: up to ")
+    for factor in (
+        -1,
+        3,
+        12,
+    ):  # to the other side, further off, and much further, all within what a chain's bound holds
+        other = judge(expected, "saved_mean", (mean + (chain - mean) * factor).astype(np.float32))
+        assert (other.status, other.note) == (Status.FAIL, ""), factor
+        assert other.ratio * (depth(problem.m) + 1) < problem.m
+    assert judge(expected, "saved_mean", (mean * 2).astype(np.float32)).status == Status.FAIL
 
 
 # ---------------------------------------------------------------- faulty kernels
@@ -437,7 +444,7 @@ def test_every_simulated_bug_is_hunted():
     assert set(FOUND_BY) == set(BUGS)
 
 
-@pytest.mark.parametrize(
+@table(
     ("bug", "dtype"),
     [
         (b, d)
@@ -480,9 +487,8 @@ def test_a_wrong_convention_of_the_running_variance_is_named():
     )
     assert "running_variance takes the unbiased variance, as defined" in note("train,spatial,f32,nchw,4x3x4x4")
     assert "as near to the biased variance as to the unbiased one" in note("train,spatial,f32,nchw,4x3x4x4,factor=0")
-    assert "neither the unbiased variance nor the biased one" in note(
-        "train,spatial,f32,nchw,4x3x4x4", "old and new swapped in the running average"
-    )
+    swapped = note("train,spatial,f32,nchw,4x3x4x4", "old and new swapped in the running average")
+    assert swapped.startswith("momentum is the other way round")
 
 
 def test_ten_worst_points_are_kept_worst_first():
@@ -559,7 +565,7 @@ def test_truncated_results_are_called_so(dtype, style):
         assert TRUNCATED in verdict.note, case
 
 
-@pytest.mark.parametrize("bug", [b for b in BUGS if b != "16-bit results truncated"])
+@table("bug", [b for b in BUGS if b != "16-bit results truncated"])
 def test_no_other_fault_is_called_truncation(bug):
     for case in FOUND_BY[bug][0]:
         result = run_case(Problem.parse(case.format("bf16")), session(bug=bug))
@@ -634,18 +640,16 @@ SMALL = [
 @pytest.mark.usefixtures("once_per_problem")
 def test_no_false_alarm_on_any_fill():
     simulated = {style: session(style) for style in STYLES if style != "one_pass"}
-    results = {
-        (style, str(p)): run_case(p, simulated[style])
-        for p in SMALL
-        for style in simulated
-        # terms that are all equal, or mostly: the roundings of one chain have one sign, which is class C
-        if not (style == "sequential" and p.fill in ("sparse", "level") and p.m > 256)
+    results = {(style, str(p)): run_case(p, simulated[style]) for p in SMALL for style in simulated}
+    chains = {
+        case for case in results if (case[0] == "sequential" and "fill=sparse" in case[1]) or "fill=level" in case[1]
     }
-    assert {case: r for case, r in results.items() if r.status != Status.PASS} == {}
+    allowed = {case: {Status.PASS, Status.CHAIN} if case in chains else {Status.PASS} for case in results}
+    assert {case: r for case, r in results.items() if r.status not in allowed[case]} == {}
 
 
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize(
+@table("style", STYLES)
+@table(
     "line",
     [
         "train,spatial,f32/bf16,nchw,8x6x5x4,fill=range,magnitude=1e+30/1e+37/1e-30",
@@ -810,7 +814,7 @@ SPECIAL_TRUST = [
 ]
 
 
-@pytest.mark.parametrize("problem", [*SMALL, *map(Problem.parse, SPECIAL_TRUST)], ids=str)
+@table("problem", [*SMALL, *map(Problem.parse, SPECIAL_TRUST)])
 def test_every_fill_could_fail(problem):
     assert untrusted(problem, generate(problem)) == []
 
@@ -836,7 +840,7 @@ def test_trust_needs_epsilon_where_the_fill_shows_it():
         assert "eps" in untrusted(problem, inputs)
 
 
-@pytest.mark.parametrize("problem", SMOKE, ids=str)
+@table("problem", SMOKE)
 def test_every_smoke_case_could_fail(problem):
     assert untrusted(problem, generate(problem)) == []
 
@@ -854,7 +858,6 @@ def test_backward_of_long_sums_shows_x_as_a_whole(kappa):
             "infer,spatial,bf16,nchw,4x3x4x4,fill=randn,alpha=1e-06,beta=1",
             {"x", "scale", "bias", "mean", "variance", "alpha"},
         ),
-        ("infer,spatial,f32,nchw,4x3x4x4,eps=1e-09", {"eps"}),
         ("train,spatial,f32,nchw,64x3x64x64,fill=randn,factor=1e-09,kappa=3", {"factor"}),
         ("backward,spatial,bf16,nchw,4x3x4x4,fill=randn,beta=1e-06", {"beta", "prior"}),
     ],
@@ -907,9 +910,9 @@ def noted(line, change, output):
 
 def test_no_order_of_summation_explains_what_exact_sums_cannot_have():
     verdict = noted("train,spatial,f32,nchw,32x4x56x56", lambda a, e: a + 0.5 / e.problem.m, "saved_mean")
-    assert (verdict.status, verdict.note) == (Status.FAIL, UNEXPLAINED)
+    assert (verdict.status, verdict.note) == (Status.FAIL, "")
     verdict = noted("train,spatial,f32,nchw,32x4x56x56,fill=randn", lambda a, e: a + 1, "saved_mean")
-    assert (verdict.status, verdict.note) == (Status.FAIL, UNEXPLAINED)
+    assert (verdict.status, verdict.note) == (Status.FAIL, "")
 
 
 def test_one_pass_is_no_explanation_where_nothing_cancels():

@@ -5,12 +5,12 @@ import pytest
 from simulated import Kernels, array_of, session
 
 from pybnorm import _core, devices
-from pybnorm.check import calls
-from pybnorm.check.bounds import Status
-from pybnorm.check.data import Inputs
-from pybnorm.check.problem import OPERATIONS, Problem
-from pybnorm.check.runner import Session, open_session, run_case
-from pybnorm.enums import Mode
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.language import calls
+from pybnorm.check.language.data import Inputs
+from pybnorm.check.language.problem import OPERATIONS, Problem
+from pybnorm.check.run.runner import Session, open_session, run_case
+from pybnorm.enums import Capability, Mode
 from pybnorm.errors import ArgumentError
 
 
@@ -25,7 +25,7 @@ def test_the_tensors_of_a_call_are_those_of_the_core(word):
 
 
 def test_a_new_line_of_the_core_is_a_new_tensor_of_the_call(monkeypatch):
-    row = _core.Tensor("dy", False, False, "always")
+    row = _core.Tensor("dy", False, False, "always", Capability.RUNS)
     listed = _core.tensors
     monkeypatch.setattr(_core, "tensors", lambda operation: (*listed(operation), row))
     for operation, before in calls.EVERY.items():

@@ -7,10 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 from pybnorm import devices
-from pybnorm.check import support
-from pybnorm.check.bounds import Status
-from pybnorm.check.problem import Problem
-from pybnorm.check.results import CaseResult
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.judging.results import CaseResult
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.run import support
 from pybnorm.cli import main
 
 VERSION = (3, 2, 7)
@@ -68,10 +68,10 @@ def test_a_record_holds_what_ran_and_what_repeated():
 @pytest.fixture
 def own_records(tmp_path, monkeypatch):
     monkeypatch.setenv(support.VARIABLE, str(tmp_path))
-    support._records.cache_clear()
+    support.records.cache_clear()
     yield tmp_path
     monkeypatch.undo()
-    support._records.cache_clear()
+    support.records.cache_clear()
 
 
 def test_a_record_of_this_version_holds_beside_the_other_and_can_be_lost(own_records):
@@ -122,7 +122,7 @@ def test_what_one_build_does_is_no_claim_for_another_of_its_version(own_records)
         text = support.with_record(json.loads(text), support.of_run(RESULTS, VERSION, HERE, f"of {build}", build))
     assert [r["source"] for r in json.loads(text)] == ["of bb", "of aa"]
     (own_records / "onednn.json").write_text(text)
-    support._records.cache_clear()
+    support.records.cache_clear()
     for build, said in (("bb", support.NO_LONGER_REPEATABLE), ("cc", support.CLAIMED), ("", support.CLAIMED)):
         assert support.check("onednn", VERSION, HERE, problem, Status.PASS, "y", build) == said
     assert support.run_of("onednn", VERSION, HERE, "bb")["source"] == "of bb"
@@ -170,7 +170,7 @@ def test_a_run_is_recorded_and_a_runner_can_demand_the_record(load_library, tmp_
         assert f"onednn {version} on {device}: no record of a run of this version there" in done.stdout
     done = call(main, ["claims", "record", str(run), "--backend", "onednn", "--into", str(own_records)])
     assert done.exit_code == 0, done.output
-    support._records.cache_clear()
+    support.records.cache_clear()
     done = call(main, check)
     assert (done.exit_code, "no record" in done.stdout) == (0, False)
     for arguments in (["--backend", "miopen"], ["--backend", "mkl"]):

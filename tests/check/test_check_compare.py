@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -12,12 +13,16 @@ from made_runs import made_document, made_result, make_run, nudged, right_output
 
 import pybnorm
 from pybnorm import cli
-from pybnorm.check import archive, compare, compare_document
-from pybnorm.check.bounds import Status, tiers
-from pybnorm.check.compare import Change, Outcome
-from pybnorm.check.environment import machine
-from pybnorm.check.problem import Problem, expand
-from pybnorm.check.runner import BackendInfo
+from pybnorm.check.compare import comparison as compare
+from pybnorm.check.compare import conclusions as compare_conclusions
+from pybnorm.check.compare import document as compare_document
+from pybnorm.check.compare.comparison import Change, Outcome
+from pybnorm.check.judging.bounds import Status, tiers
+from pybnorm.check.language.lines import expand
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.run import archive
+from pybnorm.check.run.environment import machine
+from pybnorm.check.run.runner import BackendInfo
 from pybnorm.errors import ArgumentError
 
 LINES = [
@@ -41,6 +46,8 @@ def run(*arguments, **variables):
 def only_pair(*folders):
     found = compare.compare(compare.read(folders))
     (pair,) = found.pairs
+    assert re.fullmatch(r"<Comparison of .*: \d+ cases?, exit status \d>", repr(found))
+    assert f"<tr><td>{pair.first}</td><td>{pair.second}</td>" in found._repr_html_()
     return found, pair
 
 
@@ -639,9 +646,9 @@ def test_bad_arguments_are_one_line(tmp_path):
     assert "Traceback" not in done.stderr
     make_run(tmp_path / "a", "cudnn", LINES[:1])
     make_run(tmp_path / "b", "cudnn", LINES[:1], change=lambda line, name, array: nudged(array))
-    done = run("compare", tmp_path / "a", tmp_path / "b", "--html", "/nonexistent/page.html")
+    done = run("compare", tmp_path / "a", tmp_path / "b", "--html", f"{__file__}/page.html")
     assert done.returncode == 2
-    assert "--html: got /nonexistent/page.html, allowed: a file that can be written" in done.stderr
+    assert f"--html: got {__file__}/page.html, allowed: a file that can be written" in done.stderr
     (file,) = (tmp_path / "b" / "outputs").iterdir()
     file.write_bytes(file.read_bytes()[:200])
     done = run("compare", tmp_path / "a", tmp_path / "b")
@@ -725,3 +732,72 @@ def test_real_runs_are_compared(tmp_path):
     assert pair["outcomes"]["refused"] == 6
     assert pair["outcomes"].get("equal", 0) + pair["outcomes"].get("within", 0) == 6
     assert [run_["outputs"] for run_ in data["runs"]] == [6, 6]
+
+
+# ---------------------------------------------------------------- known defects
+
+
+def halved(line, name, array):
+    return array * array.dtype.type(0.5) if name == "running_variance" else None
+
+
+@pytest.mark.parametrize("known", ["", "X-1"])
+def test_a_run_beside_itself_has_no_change_and_one_voice(tmp_path, known):
+    make_run(tmp_path / "a", "onednn", LINES, change=halved, known=known)
+    found = compare.compare(compare.read([tmp_path / "a", tmp_path / "a"]))
+    assert found.alone == []
+    assert found.exit_status == 0
+    (said,) = compare_conclusions.found(found)
+    assert said.good
+    assert "no change in 3 cases, 1 of them wrong in both." in said.sentence
+
+
+def test_versions_of_one_library_are_one_voice(tmp_path):
+    make_run(tmp_path / "a", "onednn", LINES[:1], change=halved)
+    make_run(tmp_path / "b", "onednn", LINES[:1], (2, 0), change=halved)
+    make_run(tmp_path / "c", "cudnn", LINES[:1])
+    make_run(tmp_path / "d", "miopen", LINES[:1], change=halved)
+    (item,) = compare.compare(compare.read([tmp_path / name for name in "abc"])).alone
+    assert item.alone == "onednn"
+    (item,) = compare.compare(compare.read([tmp_path / name for name in "abd"])).alone
+    assert item.alone == "reference"
+    make_run(tmp_path / "mended", "onednn", LINES[:1], (3, 0))
+    (item,) = compare.compare(compare.read([tmp_path / "a", tmp_path / "mended"])).alone
+    assert item.alone == "A:onednn"
+
+
+def test_known_defects_are_counted_apart_and_can_be_allowed(tmp_path):
+    make_run(tmp_path / "a", "onednn", LINES)
+    make_run(tmp_path / "b", "onednn", LINES, (2, 0), change=halved, known="X-1")
+    make_run(tmp_path / "c", "cudnn", LINES, change=halved, known="Y-1")
+    runs = compare.read([tmp_path / name for name in "abc"])
+    for allows in (False, True):
+        found = compare.compare(runs, allow_known=allows)
+        assert found.exit_status == (0 if allows else 1)
+        bad = [f for f in compare_conclusions.found(found) if not f.good]
+        assert bool(bad) != allows
+        texts = " ".join(f.sentence for f in compare_conclusions.found(found))
+        assert f"1 newly failing (1 by known defects{', allowed' if allows else ''})" in texts
+    make_run(tmp_path / "new", "onednn", LINES, (2, 0), change=halved)
+    assert compare.compare(compare.read([tmp_path / "a", tmp_path / "new"]), allow_known=True).exit_status == 1
+    # both wrong alike: the reference stands alone
+    both = [tmp_path / "b", tmp_path / "c"]
+    assert [run("compare", *both, *more).returncode for more in ([], ["--allow-known"])] == [1, 0]
+    told = run("compare", *both).stdout
+    assert "In 1 case all libraries agree with one another and not with the reference, by known defects." in told
+
+
+def test_changed_bits_are_within_the_bounds_and_may_be_wrong_in_both(tmp_path):
+    def first(line, name, array):
+        return halved(line, name, array) if "seed=2" in line else None
+
+    def second(line, name, array):
+        changed = first(line, name, array)
+        return nudged(array if changed is None else changed) if name.startswith("running") else None
+
+    lines = [f"{LINES[0]},seed={seed}" for seed in (1, 2, 3)]
+    make_run(tmp_path / "a", "onednn", lines, change=first)
+    make_run(tmp_path / "b", "onednn", lines, (2, 0), change=second)
+    *_, said = compare_conclusions.found(compare.compare(compare.read([tmp_path / "a", tmp_path / "b"])))
+    wrong = "all changes are within the sum of both bounds, 1 of them wrong in both."
+    assert said.sentence.endswith(f"bits changed in 3 cases, {wrong}")

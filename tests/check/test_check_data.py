@@ -3,20 +3,24 @@
 import dataclasses
 import hashlib
 import math
+import os
+import pathlib
 import statistics
 import threading
 import tracemalloc
+import zipfile
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from tables import table
 
-from pybnorm.check import data, generator
-from pybnorm.check.bounds import Status
-from pybnorm.check.data import generate, sums_are_exact
-from pybnorm.check.generator import normal, splitmix64, uniform
-from pybnorm.check.problem import FILLS, Problem
-from pybnorm.check.runner import run_case
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.language import data, generator
+from pybnorm.check.language.data import generate, sums_are_exact
+from pybnorm.check.language.generator import normal, splitmix64, uniform
+from pybnorm.check.language.problem import FILLS, Problem
+from pybnorm.check.run.runner import run_case
 from pybnorm.check.selftest.simulated import session
 from pybnorm.cli import main
 from pybnorm.enums import Mode, Operation
@@ -115,7 +119,7 @@ def digest(line):
     return h.hexdigest()[:16]
 
 
-@pytest.mark.parametrize(("line", "expected"), list(zip(LINES, DIGESTS, strict=True)))
+@table(("line", "expected"), list(zip(LINES, DIGESTS, strict=True)))
 def test_inputs_are_the_same_on_every_machine(line, expected):
     assert digest(line) == expected
 
@@ -160,8 +164,8 @@ def test_seeds_and_streams_differ():
     assert not np.any(a.x == a.dy)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "f64"])
-@pytest.mark.parametrize(
+@table("dtype", ["f32", "bf16", "f16", "f64"])
+@table(
     ("mode", "dims", "variance", "inverse"),
     [
         ("spatial", "8x11x3x4", 3 / 16, 2.0),
@@ -224,7 +228,7 @@ def test_given_variances_are_positive_and_far_from_one(fill):
     assert not ((variance > 0.6) & (variance < 1.6)).any()
 
 
-@pytest.mark.parametrize("line", LINES)
+@table("line", LINES)
 def test_a_prior_is_poison_exactly_where_beta_is_zero(line):
     problem = Problem.parse(line)
     inputs = generate(problem)
@@ -247,7 +251,7 @@ def test_saved_statistics_are_not_all_those_of_x():
 # ---------------------------------------------------------------- chunks
 
 
-@pytest.mark.parametrize("line", LINES)
+@table("line", LINES)
 def test_chunks_do_not_show(line, monkeypatch):
     whole = digest(line)
     for size in (1, 7, 50):
@@ -326,8 +330,8 @@ def rows_of(problem, array):
     return np.moveaxis(values, 1, 0).reshape(values.shape[1], -1)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "f64"])
-@pytest.mark.parametrize(
+@table("dtype", ["f32", "bf16", "f16", "f64"])
+@table(
     ("mode", "dims"), [("spatial", "8x11x3x4"), ("spatial", "3x9x3x3"), ("peract", "5x3x7"), ("spatial", "64x2x99x99")]
 )
 def test_the_paired_fill_has_exact_sums(dtype, mode, dims):
@@ -474,8 +478,8 @@ def test_the_special_fill_puts_one_value_into_one_statistic(mode, what):
         np.testing.assert_equal(values[channels, places], [[math.nan, math.inf, -math.inf][seed % 3]])
 
 
-@pytest.mark.parametrize("fill", FILLS)
-@pytest.mark.parametrize("mode", ["spatial", "peract"])
+@table("fill", FILLS)
+@table("mode", ["spatial", "peract"])
 def test_running_variances_are_not_negative_and_far_from_one(fill, mode):
     inputs = generate(Problem.parse(f"infer,{mode},f64,nchw,4x64x2,fill={fill}"))
     assert (inputs.variance >= 0).all()
@@ -530,6 +534,12 @@ def test_parameters_of_zero_below_zero_and_unset():
     assert (inputs.scale.ravel() == 0).tolist() == [True, False] * 3 + [False]
     assert (inputs.saved_inv_variance.ravel() < 0).tolist() == [True, False] * 3 + [False]
     np.testing.assert_array_equal(np.abs(inputs.saved_inv_variance), plain.saved_inv_variance)
+    small, plain = (
+        generate(Problem.parse(f"train,spatial,f32,nchw,4x7x5,fill=randn{o}")) for o in (",scale=small", "")
+    )
+    for name in ("scale", "bias"):
+        changed = getattr(small, name).ravel() / getattr(plain, name).ravel()
+        np.testing.assert_allclose(changed, [1e-7, 1, 1e-30, 1, 1e-7, 1, 1], rtol=1e-6)
     inputs = generate(Problem.parse("train,spatial,bf16,nchw,4x7x5,fill=randn,factor=1,old=nan"))
     assert np.isnan(inputs.mean).all()
     assert np.isnan(inputs.variance).all()
@@ -610,6 +620,95 @@ def test_what_is_no_archive_is_refused(tmp_path, content):
         path.write_bytes(content)
     with pytest.raises(ArgumentError, match="a NumPy archive"):
         generate(Problem.parse(f"train,spatial,f32,nchw,4x3x5x2,data={path}"))
+
+
+def array_file(shape, dtype="<f4", body=b"", order="False"):
+    """An array as NumPy writes it, whose header may say what it will."""
+    text = f"{{'descr': {dtype!r}, 'fortran_order': {order}, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + body
+
+
+def huge(archive):
+    with archive.open("x.npy", "w", force_zip64=True) as stream:
+        stream.write(array_file(f"({1 << 28},)"))
+        for _ in range(256):
+            stream.write(bytes(1 << 20))
+
+
+LARGE_HEADER = b"\x93NUMPY\x02\x00" + (1 << 28).to_bytes(4, "little") + bytes(1 << 22)
+
+
+@pytest.mark.parametrize(
+    ("put", "words"),
+    [
+        (huge, "4x3x5x2, as the line says"),
+        (lambda a: a.writestr("x.npy", array_file("(4, 3, 5, 2)", body=bytes(1 << 24))), "more or fewer bytes"),
+        (lambda a: a.writestr("x.npy", array_file("(4, 3, 5, 2)", body=bytes(479))), "more or fewer bytes"),
+        (lambda a: a.writestr("x.npy", array_file("(9223372036854775807, 9)")), "as the line says"),
+        (lambda a: a.writestr("x.npy", array_file("(-4, -3, 5, 2)", body=bytes(480))), "as the line says"),
+        (lambda a: a.writestr("x.npy", array_file("[" * 2000)), "a NumPy archive"),
+        (lambda a: a.writestr("x.npy", array_file("(4, 3, 5, 2)", "|O")), "Python objects"),
+        (lambda a: a.writestr("x.npy", array_file("(4, 3, 5, 2)", "<f99")), "a NumPy archive"),
+        (lambda a: a.writestr("x.npy", array_file("(4, 3, 5, 2)", "<V1000000000")), "real numbers"),
+        (lambda a: a.writestr("x.npy", LARGE_HEADER), "the header of x has"),
+        (lambda a: a.writestr("x.npy", b"text"), "no array of NumPy"),
+        (lambda a: a.writestr("notes.txt", b"text"), "is no array"),
+        (lambda a: a.writestr("x.npy", array_file("(4, 3, 5, 2)"), zipfile.ZIP_BZIP2), "by another method"),
+        (lambda a: [a.writestr(f"{i:0200}.npy", b"") for i in range(5000)], "its directory has more"),
+    ],
+)
+def test_an_archive_of_a_stranger_takes_no_more_memory_than_its_line(tmp_path, put, words):
+    """Sizes, kinds and methods are looked at before an array is unpacked."""
+    _, problem = saved(tmp_path, "train,spatial,f32,nchw,4x3x5x2,fill=randn")
+    with zipfile.ZipFile(problem.data) as old:
+        members = {name: old.read(name) for name in old.namelist() if name != "x.npy"}
+    with zipfile.ZipFile(problem.data, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+        put(archive)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ArgumentError, match=words):
+            generate(problem)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_archive_with_every_byte_changed_is_read_or_refused(tmp_path):
+    _, problem = saved(tmp_path, "infer,spatial,f32,nchw,2x3x2,fill=randn")
+    path = pathlib.Path(problem.data)
+    content, refused = path.read_bytes(), 0
+    for i in range(len(content)):
+        path.write_bytes(content[:i] + bytes([content[i] ^ 1 << i % 8]) + content[i + 1 :])
+        try:
+            generate(problem)
+        except ArgumentError as error:
+            refused += "data" in str(error)
+    for end in range(0, len(content), 7):
+        path.write_bytes(content[:end])
+        with pytest.raises(ArgumentError, match="data"):
+            generate(problem)
+    assert refused > len(content) // 2
+
+
+@pytest.mark.parametrize("flag", [1, 0x40])
+def test_an_encrypted_archive_is_refused(tmp_path, flag):
+    _, problem = saved(tmp_path, "infer,spatial,f32,nchw,2x3x2,fill=randn")
+    path = pathlib.Path(problem.data)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\1\2") + 8] |= flag
+    path.write_bytes(content)
+    with pytest.raises(ArgumentError, match="a NumPy archive"):
+        generate(problem)
+
+
+def test_what_never_ends_is_no_archive(tmp_path):
+    pipe = tmp_path / "pipe.npz"
+    os.mkfifo(pipe)
+    for path in (pipe, "/dev/zero", tmp_path):
+        with pytest.raises(ArgumentError, match=r"a NumPy archive .*(no regular file|directory)"):
+            generate(Problem.parse(f"train,spatial,f32,nchw,4x3x5x2,data={path}"))
 
 
 def test_a_file_s_tensors_are_judged_like_others(tmp_path):

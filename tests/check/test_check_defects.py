@@ -1,29 +1,40 @@
 """Known defects: each entry's case still fails where its library can run, and explains no more than it should."""
 
 import dataclasses
+import importlib.util
 import math
 import re
 import types
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+import random_problems
+from selftest_tool import rows
+from tables import table
 
 import pybnorm
 from pybnorm._find import file_digest
-from pybnorm.check import defects
-from pybnorm.check.bounds import Status, Verdict, expect
-from pybnorm.check.data import generate
-from pybnorm.check.defects import DEFECTS, STATUSES, Defect, explain, makes
-from pybnorm.check.executors import annotated
-from pybnorm.check.problem import Problem, expand
-from pybnorm.check.runner import BackendInfo, CaseResult
-from pybnorm.check.selftest import rows
-from pybnorm.check.verdicts import judge_call
-from pybnorm.check.worker import Worker
+from pybnorm.check.judging import known_defects as defects
+from pybnorm.check.judging.bounds import Status, Verdict, expect
+from pybnorm.check.judging.known_defects import DEFECTS, STATUSES, explain, makes
+from pybnorm.check.judging.whole_call import judge_call
+from pybnorm.check.language.data import generate
+from pybnorm.check.language.lines import expand
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.run.executors import annotated
+from pybnorm.check.run.runner import BackendInfo, CaseResult
+from pybnorm.check.run.session import describe
+from pybnorm.check.run.worker import Worker
 from pybnorm.defects import Effect, named
 
 MIOPEN = (3, 4, 0)
+ROOT = Path(__file__).parents[2]
+_spec = importlib.util.spec_from_file_location("defects_page", ROOT / "ci" / "defects-page.py")
+PAGE = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(PAGE)
+CHAIN = "sums in chains of 1000 terms: up to 2 times the bound of blocked sums"
 
 
 def verdict(output, status=Status.FAIL, ratio=100.0, note="", **more):
@@ -35,7 +46,7 @@ def ids(found):
     return [d.id for d in found]
 
 
-@pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.id)
+@table("defect", DEFECTS)
 def test_entries_are_complete(defect):
     assert defect.backend in pybnorm.backends()
     assert re.fullmatch(rf"{defect.backend}(-[a-z0-9]+)+", defect.id)
@@ -43,7 +54,11 @@ def test_entries_are_complete(defect):
     assert defect.what[-1] != "."
     assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", link) for link in defect.links)
     assert defect.effect in STATUSES
-    assert defect.last is None or defect.first <= defect.last
+    assert defect.fixed is None or defect.first < defect.fixed
+    assert defect.seen or (defect.cards and defect.links and defect.read)  # nobody here has the card
+    assert all(defect.in_version(run.version, run.build) for run in defect.seen)
+    assert all((ROOT / "docs" / "results" / run.file).is_file() for run in defect.seen)
+    assert all(defect.in_version(version) for version in defect.read)
     problem = Problem.parse(defect.case)
     assert str(problem) == defect.case
     assert defect.predicate(problem)
@@ -54,16 +69,19 @@ def test_ids_are_unique():
     assert len({d.id for d in DEFECTS}) == len(DEFECTS)
 
 
-def noticed(defect, version, result):
-    """What to say of a version that the table does not name; of one that it names it has to be right."""
+def noticed(defect, version, build, result):
+    """What to say of a build that no run has seen; of one that a run has, the table has to be right."""
     shows = makes(defect, result.status)
-    if defect.in_version(version):
+    if defect.was_seen(version, build):
         assert shows, f"{defect.id} no longer shows, or shows otherwise: {result}"
         assert result.known == defect.id
         return ""
-    seen = "still" if shows else "no longer"
+    if shows == defect.in_version(version, build):
+        return ""
+    seen = "seen" if shows else "no longer seen"
     numbers = ".".join(map(str, version))
-    return f"{defect.id}: {seen} seen on {defect.backend} {numbers}, which pybnorm/defects.py does not name"
+    command = f"pybnorm check --backend {defect.backend} --case {defect.case}"
+    return f"{seen}: {defect.id} on {defect.backend} {numbers}, build {build}, please report: {command}"
 
 
 def tuned(case, folder):
@@ -80,6 +98,8 @@ def test_the_defect_still_shows(defect, need_device, record_property, monkeypatc
     """On the library of this machine: an entry that is out of date fails here, or is a notice at the end of the run."""
     need_device(defect.backend)
     version = pybnorm.load(defect.backend).version
+    if defect.cards and not defect.on_card(describe(defect.backend).device):
+        pytest.skip(f"{defect.backend}: no other card than {', '.join(defect.cards)} has it")
     if defect.tuned:
         monkeypatch.setenv("MIOPEN_USER_DB_PATH", str(tmp_path))
         searched = tuned(defect.case, tmp_path)
@@ -90,12 +110,16 @@ def test_the_defect_still_shows(defect, need_device, record_property, monkeypatc
         result = searched if defect.tuned and defect.refused else worker.run(problem)
         result = annotated(result, info, problem)
         another = worker.run(dataclasses.replace(problem, algorithm="auto"))
+    if defect.backend == "onednn":  # which is as it is; a handle that avoids has native compute
+        avoids = random_problems.WAYS["avoid"]("onednn", "avoid_all")
+        with avoids.handle:
+            another = random_problems.run(problem, avoids)
     if defect.refused:
         if defect.in_version(version):
             assert (another.status, defect.id in another.message) == (Status.UNSUPPORTED, True), another
     elif defect.effect != Effect.WEAK:
         assert another.status == Status.PASS, f"algorithm auto does not avoid {defect.id}: {another}"
-    notice = noticed(defect, version, result)
+    notice = noticed(defect, version, info.digest, result)
     if notice:
         record_property("notice", notice)
 
@@ -111,44 +135,53 @@ def test_miopens_tuning_leaves_the_callers_running_statistics_alone(need_device,
     assert "BnFwdTrainingSpatial:Variant1-1" in "".join(f.read_text() for f in tmp_path.glob("*.udb.txt"))
 
 
-def test_only_a_version_that_the_table_names_makes_a_defect_that_is_gone_a_failure():
-    defect = defects.named("miopen-training-stash")  # to 3.4
+def test_only_a_build_that_a_run_has_seen_makes_a_defect_that_is_gone_a_failure():
+    defect = defects.named("miopen-training-stash")  # before 3.5
+    own, another = defect.seen[0].build, "0123456789abcdef"
 
     def found(status, known):
         return CaseResult("miopen", defect.case, status, [], known=known)
 
     here, gone = found(Status.FAIL, defect.id), found(Status.PASS, "")
-    assert noticed(defect, (3, 4, 0), here) == ""
+    assert noticed(defect, (3, 4, 0), own, here) == ""
     with pytest.raises(AssertionError, match="no longer shows"):
-        noticed(defect, (3, 4, 0), gone)
+        noticed(defect, (3, 4, 0), own, gone)
     with pytest.raises(AssertionError):
-        noticed(defect, (3, 4, 0), found(Status.FAIL, "another"))
-    assert "no longer seen on miopen 3.5.1" in noticed(defect, (3, 5, 1), gone)
-    assert "still seen on miopen 3.5.1" in noticed(defect, (3, 5, 1), found(Status.FAIL, ""))
+        noticed(defect, (3, 4, 0), own, found(Status.FAIL, "another"))
+    text = noticed(defect, (3, 4, 0), another, gone)
+    assert text.startswith(
+        "no longer seen: miopen-training-stash on miopen 3.4.0, build 0123456789abcdef, please report"
+    )
+    assert text.endswith(f"pybnorm check --backend miopen --case {defect.case}")
+    assert noticed(defect, (3, 5, 1), another, gone) == ""
+    assert noticed(defect, (3, 5, 1), another, found(Status.FAIL, "")).startswith("seen: miopen-training-stash")
 
 
 @pytest.mark.parametrize(
-    ("backend", "version", "said"),
+    ("backend", "version", "build", "said"),
     [
-        ("miopen", (3, 6, 0), "only of 2.20 to 3.5"),
-        ("miopen", (2, 19), "only of 2.20 to 3.5"),
-        ("onednn", (4,), "only of 3.0 to 3.13"),
-        ("miopen", (2, 20, 0), ""),
-        ("miopen", (3, 5, 9), ""),
-        ("miopen", (3,), ""),
-        ("cudnn", (9, 19, 0), ""),
-        ("another", (1, 0), ""),
+        ("miopen", (3, 6, 0), "", "MIOpen 3.6.0 was not run: it is taken to have the known defects of 3.5.1"),
+        ("miopen", (2, 19), "", "defects of 3.5.1, the newest that was"),
+        ("onednn", (4,), "", "defects of 3.13.2"),
+        ("cudnn", (10, 0, 0), "", "defects of 9.28.1"),
+        ("miopen", (3, 5, 1), "another", "this build of MIOpen 3.5.1 was not run"),
+        ("miopen", (3, 5, 1), "6efe605b9ddd1028", ""),
+        ("miopen", (2, 20, 0), "", ""),
+        ("miopen", (3, 5, 9), "", ""),
+        ("miopen", (3,), "", ""),
+        ("cudnn", (9, 19, 0), "", ""),
+        ("another", (1, 0), "", ""),
     ],
 )
-def test_a_version_that_the_table_was_not_made_with_is_said_to_be_one(backend, version, said):
-    text = pybnorm.defects.unrecorded(backend, version)
+def test_a_version_or_build_that_no_run_has_seen_is_said_to_be_one(backend, version, build, said):
+    text = pybnorm.defects.unrecorded(backend, version, build)
     assert said in text
     assert bool(text) == bool(said)
 
 
 def test_the_page_is_that_of_the_table():
-    page = Path(__file__).parents[2] / "docs" / "defects.md"
-    assert page.read_text() == pybnorm.defects.page(), "python ci/defects-page.py makes docs/defects.md anew"
+    text = (ROOT / "docs" / "defects.md").read_text()
+    assert text == PAGE.page(), "python ci/defects-page.py makes docs/defects.md anew"
 
 
 # ---------------------------------------------------------------- what an entry explains
@@ -161,28 +194,53 @@ def test_the_page_is_that_of_the_table():
 def test_versions_are_compared_as_far_as_they_are_given(version, has_it):
     defect = defects.named("miopen-training-stash")
     assert defect.in_version(version) == has_it
-    assert dataclasses.replace(defect, last=None).in_version((9, 0, 0))
+    assert dataclasses.replace(defect, fixed=None).in_version((9, 0, 0))
+
+
+@pytest.mark.parametrize("backend", ["cudnn", "miopen", "onednn"])
+def test_an_unknown_version_has_the_defects_of_the_newest_that_was_run(backend):
+    own = [d for d in DEFECTS if d.backend == backend]
+    newest = max(run.version for d in own for run in d.seen)
+    there = [d.in_version(newest) for d in own]
+    assert any(there)
+    for version in ((newest[0], newest[1] + 1, 0), (newest[0] + 1, 0, 0), (1, 0, 0)):
+        assert [d.in_version(version) for d in own] == there
+
+
+def test_a_version_that_no_run_has_seen_is_told_of_once(monkeypatch, load_library):
+    monkeypatch.setenv("PYBNORM_KNOWN_DEFECTS", "warn")
+    load_library("onednn")
+    monkeypatch.setitem(pybnorm.defects.kinds.SPANS, "onednn", ((3, 0), (3, 1, 7)))
+    said = "was not run: it is taken to have the known defects of 3.1.7, the newest that was"
+    with pytest.warns(pybnorm.UnseenLibraryWarning, match=said):
+        pybnorm.Handle("onednn").close()
+    x = np.zeros((2, 3, 4, 5), np.float32)
+    with warnings.catch_warnings(), pybnorm.Handle("onednn") as handle:
+        warnings.simplefilter("error")
+        plan = handle.plan_forward_inference(x)
+        assert plan.reason.endswith(said)
 
 
 def test_a_build_that_differs_from_its_version_is_told_by_its_file(monkeypatch, load_library):
     library = load_library("onednn")
     own = file_digest(library.path)
     problem = Problem.parse("train,spatial,f32,nchw,1x2x700x700,fill=randn")
-    chain = verdict("y", ratio=2.0, note="class C")
-    for last in (None, (2, 0)):  # the version has it, or not; the build is the other way round
-        has, version = last is not None, library.version
-        defect = dataclasses.replace(named("onednn-long-sums"), first=(1,), last=last, builds={own: has})
+    chain = verdict("y", Status.CHAIN, 2.0, CHAIN)
+    for fixed in (None, (2, 0)):  # the version has it, or not; the build is the other way round
+        has, version = fixed is not None, library.version
+        defect = dataclasses.replace(named("onednn-long-sums"), first=(1,), fixed=fixed, builds={own: has})
         assert defect.in_version(version) == defect.in_version(version, "another") == (not has)
         assert defect.in_version(version, own) == has
         monkeypatch.setattr(pybnorm.defects, "DEFECTS", (defect,))
+        monkeypatch.setattr(PAGE, "DEFECTS", (defect,))
         assert bool(pybnorm.known_defects("onednn", problem, version)) == (not has)
         assert bool(pybnorm.known_defects("onednn", problem, version, own)) == has
-        assert bool(explain("onednn", version, problem, [chain], build=own)) == has
+        assert bool(explain("onednn", version, problem, [chain], Status.CHAIN, build=own)) == has
         with pybnorm.Handle("onednn") as handle:
             assert bool(pybnorm._core.defects_of(handle, problem)) == has
         asked = problem.operation, problem.mode, problem.dtype, problem.layout, problem.dims
         assert (defect.id in pybnorm.capability("onednn", *asked)[1]) == has
-        assert f"* Build `{own}`: {'has it' if has else 'does not have it'}" in pybnorm.defects.page().splitlines()
+        assert f"* Build `{own}`: {'has it' if has else 'does not have it'}" in PAGE.page().splitlines()
 
 
 def test_every_failing_output_needs_an_explanation():
@@ -193,7 +251,7 @@ def test_every_failing_output_needs_an_explanation():
     assert explain("miopen", MIOPEN, problem, [verdict("dx"), verdict("dbias")]) == []
     assert explain("miopen", MIOPEN, problem, [good]) == []
     assert ids(explain("miopen", (3, 5, 9), problem, [verdict("dx")])) == [tail]
-    assert explain("miopen", (3, 6, 0), problem, [verdict("dx")]) == []
+    assert ids(explain("miopen", (3, 6, 0), problem, [verdict("dx")])) == [tail]  # unknown: as the newest known
     assert explain("cudnn", MIOPEN, problem, [verdict("dx")]) == []
 
 
@@ -230,27 +288,41 @@ def test_a_failing_call_is_explained_by_what_it_said():
     assert explain("miopen", MIOPEN, problem, [], Status.CRASHED, missing) == []
 
 
+def test_what_certain_cards_have_is_explained_on_those():
+    problem = Problem.parse("train,spatial,f32,nchw,4x6x9x9,fill=randn")
+    said = "InternalError: miopen batch_normalization_forward_training: Code object build failed. Source: MIOpen"
+    strix, name = "AMD Radeon 8060S Graphics (gfx1151, wave size 32)", "miopen-gfx115x-reductions"
+
+    def found(device, case=problem, build=""):
+        return ids(explain("miopen", MIOPEN, case, [], Status.BUILD_FAILED, said, build, device))
+
+    assert found(strix) == [name]
+    assert found(strix, build=next(iter(named(name).builds))) == []
+    assert found("AMD Radeon RX 7900 XTX (gfx1100, wave size 32)") == found("") == []
+    assert found(strix, Problem.parse("infer,spatial,f32,nchw,4x6x9x9,fill=randn")) == []
+    assert name in [d.id for d in pybnorm.known_defects("miopen", problem, MIOPEN, device=strix)]
+    assert name not in [d.id for d in pybnorm.known_defects("miopen", problem, MIOPEN)]
+
+
 def test_a_long_sum_is_explained_where_a_chain_of_sums_would_err_so():
     problem = Problem.parse("train,spatial,f32,nchw,1x1x1000x1000,fill=randn")
-    chain = verdict("y", ratio=2, note="as one sequential chain of sums would err (class C)")
-    assert ids(explain("onednn", (3, 2, 0), problem, [chain])) == ["onednn-long-sums"]
+    chain = verdict("y", Status.CHAIN, 2, CHAIN)
+    assert ids(explain("onednn", (3, 2, 0), problem, [chain], Status.CHAIN)) == ["onednn-long-sums"]
     assert explain("onednn", (3, 2, 0), problem, [verdict("y", ratio=2)]) == []
 
 
-def test_a_weakness_explains_a_failure_of_its_kind_and_size_alone():
+def test_a_chain_is_explained_where_the_table_has_one():
     problem = Problem.parse("train,spatial,f32,nchw,32x2x56x56,fill=image")
-    for ratio, note, wanted in (
-        (6, "as one sequential chain of sums would err (class C)", ["onednn-chained-sums"]),
-        (161, "as one sequential chain of sums would err (class C)", []),
-        (2, "no known error model explains this", []),
-    ):
-        found = explain("onednn", (3, 12, 1), problem, [verdict("saved_mean", ratio=ratio, note=note)])
-        assert ids(found) == wanted, (ratio, note)
-    chain = verdict("saved_mean", ratio=6, note="(class C)")
-    assert explain("onednn", (3, 14, 0), problem, [chain]) == []
-    assert explain("onednn", (3, 2, 0), dataclasses.replace(problem, dims=(2, 2, 4, 8)), [chain]) == []
-    given = Problem.parse("backward,spatial,f32,nchw,32x2x56x56,fill=image")
-    assert explain("onednn", (3, 2, 0), given, [verdict("dx", ratio=6, note="(class C)")]) == []
+    chain = verdict("saved_mean", Status.CHAIN, 6, CHAIN)
+
+    def found(version, case=problem):
+        return ids(explain("onednn", version, case, [chain], Status.CHAIN))
+
+    assert found((3, 12, 1)) == ["onednn-chained-sums"]
+    assert found((3, 14, 0)) == ["onednn-chained-sums"]  # unknown: as the newest known
+    assert found((3, 2, 0), dataclasses.replace(problem, dims=(2, 2, 4, 8))) == []
+    assert found((3, 2, 0), Problem.parse("backward,spatial,f32,nchw,32x2x56x56,fill=image")) == []
+    assert explain("onednn", (3, 12, 1), problem, [verdict("saved_mean", ratio=2)]) == []
 
 
 def test_no_entry_explains_an_error_without_a_limit():
@@ -298,8 +370,8 @@ def test_a_new_fault_on_the_shape_of_a_known_defect_is_not_explained():
     assert explain("miopen", MIOPEN, problem, [wild]) == []
 
 
-def test_a_chain_of_sums_is_explained_and_data_left_out_on_the_same_shape_are_not():
-    """Both are within class C; on these data a chain is off by a twentieth of what the other is."""
+def test_a_chain_of_sums_is_no_failure_and_data_left_out_on_the_same_shape_are():
+    """A chain's depth would hold both; on these data a chain is off by a twentieth of what the other is."""
     problem = Problem.parse("train,spatial,f32,nchw,32x2x56x56,fill=image")
     inputs = generate(problem)
     expected, by_channel = expect(problem, inputs), rows.Rows(problem, inputs)
@@ -310,10 +382,12 @@ def test_a_chain_of_sums_is_explained_and_data_left_out_on_the_same_shape_are_no
             rows.Kernel(reads={"": lambda a: a[:, : a.shape[1] * 199 // 200]}),
         )
     )
-    assert ids(explain("onednn", (3, 2, 0), problem, list(chain.values()))) == ["onednn-chained-sums"]
+    said = explain("onednn", (3, 2, 0), problem, list(chain.values()), Status.CHAIN)
+    assert ids(said) == ["onednn-chained-sums"]
+    assert {v.status for v in chain.values()} == {Status.PASS, Status.CHAIN}
     assert part["saved_mean"].status == Status.FAIL
-    assert part["saved_mean"].ratios["B"] * (16 + 4 * problem.m**0.5) < problem.m, "class C allows it"
-    assert part["saved_mean"].note == "no known error model explains this"
+    assert part["saved_mean"].ratios["B"] * (16 + 4 * problem.m**0.5) < problem.m
+    assert part["saved_mean"].note == ""
     assert explain("onednn", (3, 2, 0), problem, list(part.values())) == []
 
 
@@ -321,16 +395,16 @@ def test_one_entry_of_exact_data_and_one_of_data_that_round():
     exact = Problem.parse("train,persistent,f32,nchw,32x4x112x112")
     chain = Problem.parse("train,peract,f32,nchw,1280x4x1x2,fill=sparse")
     version = (9, 19, 0)
-    mean = verdict("saved_mean", ratio=1.5, note="no known error model explains this")
+    mean = verdict("saved_mean", ratio=1.5)
     assert ids(explain("cudnn", version, exact, [mean])) == ["cudnn-persistent-mean"]
     assert explain("cudnn", version, exact, [verdict("y", ratio=1.5)]) == []
     assert explain("cudnn", version, exact, [verdict("saved_mean", ratio=5)]) == []
     rounded = dataclasses.replace(exact, fill="randn", eps=None)
     assert explain("cudnn", version, rounded, [mean]) == []
-    summed = verdict("y", ratio=2.2, note="as one sequential chain of sums would err (class C)")
-    assert ids(explain("cudnn", version, chain, [summed])) == ["cudnn-chained-sums"]
+    summed = [verdict("y", Status.CHAIN, 2.2, CHAIN)]
+    assert ids(explain("cudnn", version, chain, summed, Status.CHAIN)) == ["cudnn-chained-sums"]
     assert explain("cudnn", version, chain, [mean]) == []
-    assert explain("cudnn", version, dataclasses.replace(chain, dims=(64, 4, 1, 2)), [summed]) == []
+    assert explain("cudnn", version, dataclasses.replace(chain, dims=(64, 4, 1, 2)), summed, Status.CHAIN) == []
 
 
 def test_an_entry_of_certain_data_explains_no_others():
@@ -487,11 +561,12 @@ EDGES = {
 }
 
 
-@pytest.mark.parametrize(("identity", "line"), [(i, line) for i, text in EDGES.items() for line in text.split()])
+@table(("identity", "line"), [(i, line) for i, text in EDGES.items() for line in text.split()])
 def test_predicates_end_where_the_library_does(identity, line):
     problem = Problem.parse(line)
     tuned = identity == "miopen-tuned-backward"
     table = [d for d in DEFECTS if d.backend == "miopen" and d.effect != Effect.WEAK and d.tuned == tuned]
+    table = [d for d in table if not d.cards]
     assert [d.id for d in table if d.predicate(problem)] == ([identity] if identity else [])
 
 
@@ -500,13 +575,6 @@ def test_no_predicate_raises():
     for problem in expand(lines):
         for defect in DEFECTS:
             assert defect.predicate(problem) in (True, False)
-
-
-def test_an_entry_without_an_end_is_meant_for_every_later_version():
-    open_ended = Defect("x-y", "onednn", (3,), None, Effect.WRONG, ("y",), "w", (), "c", lambda _: True)
-    assert open_ended.in_version((3, 0, 0))
-    assert open_ended.in_version((40, 1, 0))
-    assert not open_ended.in_version((2, 9, 9))
 
 
 # ---------------------------------------------------------------- what callers ask
@@ -523,7 +591,7 @@ def test_known_defects_of_a_call_and_of_a_problem_are_the_same():
         assert ids(pybnorm.known_defects("miopen", str(problem), version)) == ["miopen-backward-vector-tail"]
     with pytest.raises(pybnorm.ArgumentError, match=r"^call: got .*\(layout: got nchv, .*did you mean 'nchw'"):
         pybnorm.known_defects("miopen", "backward,spatial,f32,nchv,4x8x35x35")
-    assert pybnorm.known_defects("miopen", call, (3, 6)) == []
+    assert ids(pybnorm.known_defects("miopen", call, (3, 6))) == ["miopen-backward-vector-tail"]
     assert pybnorm.known_defects("cudnn", call) == []
     unsaved = call._replace(dims=(2, 3, 72, 72), saved=False)
     assert ids(pybnorm.known_defects("miopen", unsaved, MIOPEN)) == [
@@ -534,7 +602,7 @@ def test_known_defects_of_a_call_and_of_a_problem_are_the_same():
 
 def test_bad_questions_are_refused_by_name():
     call = pybnorm.defects.Call(pybnorm.Operation.BACKWARD, pybnorm.Mode.SPATIAL, pybnorm.DataType.FLOAT32, (4, 8, 5))
-    with pytest.raises(pybnorm.ArgumentError, match=r"backend.*nvidia.*cudnn, miopen, onednn"):
+    with pytest.raises(pybnorm.ArgumentError, match=r"backend.*nvidia.*cudnn, miopen, native, native_cuda, onednn"):
         pybnorm.known_defects("nvidia", call)
     with pytest.raises(pybnorm.ArgumentTypeError, match=r"call.*pybnorm.defects.Call"):
         pybnorm.known_defects("miopen", ("backward",))

@@ -1,4 +1,4 @@
-"""Where cases run: pools, this process, MPI ranks and dask workers give the same results."""
+"""Where cases run: pools, this process and dask workers give the same results."""
 
 import concurrent.futures
 import contextlib
@@ -6,7 +6,6 @@ import gc
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,12 +19,13 @@ import pytest
 from simulated import faults, interruptible, open_exiting, open_faulting, open_hanging, open_simulated
 
 from pybnorm._arrays import CPU, CUDA, ROCM
-from pybnorm.check import executors
-from pybnorm.check.bounds import Status
-from pybnorm.check.executors import Pool, environments, isolated, opened, run_cases
-from pybnorm.check.problem import Problem, expand
-from pybnorm.check.runner import BackendInfo, CaseResult
-from pybnorm.check.worker import DiedError, TimeLimitError, Worker
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.language.lines import expand
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.run import executors
+from pybnorm.check.run.executors import Pool, environments, isolated, opened, run_cases
+from pybnorm.check.run.runner import BackendInfo, CaseResult
+from pybnorm.check.run.worker import DiedError, TimeLimitError, Worker
 from pybnorm.errors import ArgumentError
 
 HERE = Path(__file__).parent
@@ -262,10 +262,9 @@ def test_isolated_keeps_a_process_and_gives_each_thread_its_own(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "options", "allowed"),
     [
-        ("slurm", {}, "pool | process | mpi | dask"),
-        ("pool:x", {}, "pool | process | mpi | dask"),
+        ("slurm", {}, "pool | process | dask"),
+        ("pool:x", {}, "pool | process | dask"),
         ("process", {"jobs": 2}, "not with --executor process"),
-        ("mpi", {"jobs": 2}, "not with --executor mpi"),
         ("dask:tcp://x:1", {"jobs": 2}, "not with --executor dask:"),
     ],
 )
@@ -306,10 +305,9 @@ def test_a_port_that_is_not_a_scheduler_is_an_error(words):
             thread.join()
 
 
-@pytest.mark.parametrize(("name", "module"), [("mpi", "mpi4py.futures"), ("dask", "distributed")])
-def test_an_absent_package_is_an_error_that_names_the_extra(monkeypatch, name, module):
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ArgumentError, match=rf"pybnorm\[{name}\]"), opened(name):
+def test_an_absent_package_is_an_error_that_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(ArgumentError, match=r"pybnorm\[dask\]"), opened("dask"):
         pass
 
 
@@ -328,14 +326,9 @@ def absent(kind, reason):
 
 def launcher(name):
     """The start of a command line, before the module's own arguments."""
-    if name != "mpi":
-        if name == "dask" and importlib.util.find_spec("distributed") is None:
-            absent("dask", "the package distributed is not installed")
-        return [sys.executable]
-    mpiexec = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or shutil.which("mpiexec")
-    if importlib.util.find_spec("mpi4py") is None or mpiexec is None:
-        absent("mpi4py", "the package mpi4py or an mpiexec is not here")
-    return [mpiexec, "-n", "3", sys.executable]
+    if name == "dask" and importlib.util.find_spec("distributed") is None:
+        absent("dask", "the package distributed is not installed")
+    return [sys.executable]
 
 
 def without_requirements():
@@ -383,23 +376,15 @@ def of_the_pool(load_library, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "processes", "options"),
-    [("pool", 1, ("--jobs", "1")), ("process", 1, ()), ("mpi", 2, ()), ("dask", 2, ("--jobs", "2"))],
+    [("pool", 1, ("--jobs", "1")), ("process", 1, ()), ("dask", 2, ("--jobs", "2"))],
 )
 def test_every_executor_gives_the_same_report(of_the_pool, tmp_path, name, processes, options):
     file = tmp_path / "run.json"
     done = check(name, *CASES, *options, "--json", str(file))
-    assert name == "mpi" or done.stderr == ""  # nor does distributed say anything
+    assert done.stderr == ""  # nor does distributed say anything
     document, hosts = comparable(file)
     assert document == of_the_pool
     assert len(hosts) == processes
-
-
-def test_mpi_by_the_module_of_mpi4py(of_the_pool, tmp_path):
-    file = tmp_path / "run.json"
-    check("mpi", *CASES, "--json", str(file), launched=[*launcher("mpi"), "-m", "mpi4py.futures"])
-    document, hosts = comparable(file)
-    assert document == of_the_pool
-    assert len(hosts) == 2
 
 
 @pytest.mark.slow
@@ -416,19 +401,18 @@ def test_dask_at_an_address(of_the_pool, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mpi", "dask"])
-def test_a_dying_library_costs_one_case_there_too(load_library, tmp_path, name):
-    """The rank or the dask worker lives on: its cases run in a process of their own."""
+def test_a_dying_library_costs_one_case_there_too(load_library, tmp_path):
+    """The dask worker lives on: its cases run in a process of their own."""
     load_library("onednn")
     script = tmp_path / "dying.py"
     script.write_text(
         "import json, sys\n"
         "from simulated import open_exiting\n"
-        "from pybnorm.check import executors\n"
-        "from pybnorm.check.problem import expand\n"
-        "from pybnorm.check.runner import BackendInfo\n"
+        "from pybnorm.check.run import executors\n"
+        "from pybnorm.check.language.lines import expand\n"
+        "from pybnorm.check.run.runner import BackendInfo\n"
         "if __name__ == '__main__':\n"
-        f"    with executors.opened({name!r}, jobs={None if name == 'mpi' else 2}, timeout=60) as farm:\n"
+        f"    with executors.opened('dask', jobs=2, timeout=60) as farm:\n"
         "        if farm is not None:\n"
         f"            cases = [p for line in ({GOOD!r}, {BAD!r}) for p in expand(line)]\n"
         "            run = executors.run_cases(farm.executor('onednn', 9), BackendInfo('onednn'), cases,\n"
@@ -436,7 +420,7 @@ def test_a_dying_library_costs_one_case_there_too(load_library, tmp_path, name):
         "            print(json.dumps({r.case: r.status.value for r in run}), flush=True)\n"
     )
     done = subprocess.run(
-        [*launcher(name), str(script)],
+        [*launcher("dask"), str(script)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
         text=True,

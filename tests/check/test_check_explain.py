@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from pybnorm.check import worker
-from pybnorm.check.bounds import Status, expect, tiers
-from pybnorm.check.bounds.terms import terms
-from pybnorm.check.data import generate
-from pybnorm.check.explain import explain, explain_line, lines
-from pybnorm.check.guarded import execute
-from pybnorm.check.problem import COMPOSED, Problem
-from pybnorm.check.results import BackendInfo
+from pybnorm.check.judging.bounds import Status, expect, tiers
+from pybnorm.check.judging.bounds.terms import terms
+from pybnorm.check.judging.results import BackendInfo
+from pybnorm.check.language.data import generate
+from pybnorm.check.language.problem import COMPOSED, Problem
+from pybnorm.check.report.explain import explain, explain_line, lines
+from pybnorm.check.run import worker
+from pybnorm.check.run.guarded import execute
 from pybnorm.check.selftest.simulated import session
 from pybnorm.cli import main
 
@@ -77,7 +77,7 @@ def told(style, bug, line):
 
 
 def test_a_case_that_passes_says_by_which_class_and_what_it_would_have_noticed():
-    line = "train,spatial,f32,nchw,4x3x4x4,fill=randn"
+    line = "train,spatial,f32,nchw,4x3x3x4,fill=randn"
     result, explanation = told("two_pass", None, line)
     assert result.status == Status.PASS
     assert [shown.output for shown in explanation.outputs] == [v.output for v in result.verdicts]
@@ -90,29 +90,11 @@ def test_a_case_that_passes_says_by_which_class_and_what_it_would_have_noticed()
     text = list(lines(explanation))
     assert max(map(len, text)) <= 80
     assert any("smallest relative error that would have been noticed" in one for one in text)
-    assert "no matched filters: sums of fewer than 2,048 terms: the bound shows a single one" in text
-
-
-@pytest.mark.slow
-def test_a_bug_that_a_filter_names_is_shown_with_its_slope_and_rank():
-    line = "backward,spatial,f32,nchw,8x16x56x56,fill=randn"
-    _, explanation = told("two_pass", "dropped element", line)
-    (shown,) = (shown for shown in explanation.outputs if shown.output == "dbias")
-    assert shown.status == Status.FAIL
-    (tried,) = shown.tried
-    assert (tried.sum, tried.bug) == ("dbias", "the last element of every channel were left out")
-    assert tried.slope == pytest.approx(1, abs=0.01)
-    assert tried.explained > 0.99
-    assert tried.rank < 1e-3
-    assert tried.probability < 1e-12 < tried.hypotheses
-    _, honest = told("two_pass", None, line)
-    assert all(t.hypotheses == 0 or t.probability > 1e-12 for s in honest.outputs for t in s.tried)
-    assert any("too little for a term that is missing" in one for one in lines(honest))
 
 
 @pytest.mark.slow
 def test_an_excuse_is_shown_with_its_reason():
-    problem = Problem.parse("train,spatial,f32,nchw,32x4x56x56")
+    problem = Problem.parse("train,spatial,f32,nchw,32x16x56x56")
     inputs = generate(problem)
     outputs = execute(problem, inputs, session()).outputs
     outputs["saved_mean"] = np.nextafter(outputs["saved_mean"], np.float32(9))

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from pybnorm import _arguments, devices
-from pybnorm.check import fence, guarded, runner
-from pybnorm.check.bounds import Status
-from pybnorm.check.data import generate
-from pybnorm.check.problem import Problem, expand
-from pybnorm.check.runner import Session, open_session, run_case
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.language.data import generate
+from pybnorm.check.language.lines import expand
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.run import fence, guarded, runner
+from pybnorm.check.run.runner import Session, open_session, run_case
 from pybnorm.check.selftest.simulated import Kernels, array_of
 from pybnorm.reference import threads
 from pybnorm.reference.threads import LARGE
@@ -171,7 +172,7 @@ def test_a_touch_outside_of_an_array_is_told_as_what_it_is(name, write, fence, o
 @needs_linux
 def test_a_fault_elsewhere_ends_the_process_as_before(tmp_path):
     code = (
-        "import ctypes, numpy as np; from pybnorm.check.fence import Fence, watched\n"
+        "import ctypes, numpy as np; from pybnorm.check.run.fence import Fence, watched\n"
         "with watched([Fence('x', np.zeros(9, np.uint8), 'end')]): ctypes.string_at(8)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.DEVNULL, timeout=120)

@@ -16,14 +16,15 @@ from rich.text import Text
 import pybnorm
 from pybnorm import cli, errors
 from pybnorm._text import one_line, visible
-from pybnorm.check import archive, compare, junit, terminal
-from pybnorm.check import html as page
-from pybnorm.check.bounds import Status
-from pybnorm.check.console import Console
-from pybnorm.check.environment import machine
-from pybnorm.check.results import to_json
-from pybnorm.check.runner import BackendInfo
-from pybnorm.tuning import cache
+from pybnorm.check.compare import comparison as compare
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.judging.results import to_json
+from pybnorm.check.report import html as page
+from pybnorm.check.report import junit, terminal
+from pybnorm.check.report.console import Console
+from pybnorm.check.run import archive
+from pybnorm.check.run.environment import machine
+from pybnorm.check.run.runner import BackendInfo
 
 FAKE = "onednn: 5 cases, 5 PASS"
 EVIL = f"\x1b]0;title\x07\x1b[2J\x9b1A\x00\x7f\r\u202egnp.\u2066\u2028\ufeff[/bold][red]\n{FAKE}\n"
@@ -122,8 +123,6 @@ def test_arguments_files_and_variables_do_not_reach_the_terminal_as_they_are(tmp
         command(*arguments)
     named = EVIL.replace("\0", "")
     command("check", PYBNORM_REQUIRE=named)
-    command("tune", "--clear", PYBNORM_TUNE_CACHE=str(suite))
-    command("tune", status=0, PYBNORM_TUNE_CACHE=str(tmp_path / named.replace("/", "")))
     everywhere = {f"PYBNORM_LIB_{name.upper()}": f"/nowhere/{named}" for name in pybnorm.backends()}
     shown = command("info", status=0, **everywhere)
     assert "/nowhere/\\x1b]0;title\\x07" in shown
@@ -137,15 +136,6 @@ def test_what_click_says_is_shown():
         raise click.UsageError(f"No such option: {EVIL}")
     assert_harmless(caught.value.format_message(), fakes=False)
     assert "\\x1b]0;title" in caught.value.format_message()
-
-
-def test_remembered_choices_of_others_are_shown(tmp_path):
-    entry = {"algorithm": "graph", "seconds": 1e-5, "rule": "ex", "rule_seconds": None}
-    bad = {f"key{EVIL}": entry, "a": entry | {"algorithm": EVIL}, "b": entry | {"rule": EVIL}}
-    file = tmp_path / "tuning.json"
-    file.write_text(json.dumps({"pybnorm tuning": cache.FORMAT, "entries": {"key": entry} | bad}))
-    shown = command("tune", status=0, PYBNORM_TUNE_CACHE=str(file))
-    assert "1 remembered" in shown
 
 
 def evil(value):

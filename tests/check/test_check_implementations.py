@@ -11,14 +11,15 @@ import pytest
 
 import pybnorm
 import pybnorm.check
-from pybnorm.check import implementations
-from pybnorm.check.bounds import Status
-from pybnorm.check.executors import Pool, run_cases
-from pybnorm.check.problem import Problem, expand
-from pybnorm.check.results import BackendInfo
-from pybnorm.check.runner import run_case
-from pybnorm.check.session import describe, open_session
-from pybnorm.check.worker import Worker
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.judging.results import BackendInfo, cell_text
+from pybnorm.check.language.lines import expand
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.run import implementations
+from pybnorm.check.run.executors import Pool, run_cases
+from pybnorm.check.run.runner import run_case
+from pybnorm.check.run.session import describe, open_session
+from pybnorm.check.run.worker import Worker
 from pybnorm.cli import main
 from pybnorm.errors import ArgumentError
 
@@ -84,6 +85,28 @@ def test_a_method_gets_the_cases_that_its_signature_says_it_can_do(line, reason)
 
 
 @pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("Right", ""),
+        ("Planned", "running_variance wrong in a call after it of another shape: train,spatial,f32,nchw,2x3x5x5"),
+        ("Overlapping", "y that a call returned changed in calls of another shape and thread"),
+    ],
+)
+def test_a_call_of_another_shape_and_thread_leaves_all_as_it_was(name, text):
+    result = run(name)
+    assert result.status == (Status.FAIL if text else Status.PASS)
+    assert text in result.message
+    again = run(name, LINE + ",seed=3")  # it was asked; the same line alone, in another process, is FAIL again
+    assert (again.status, again.message) == (Status.PASS, "")
+
+
+def test_two_threads_in_one_implementation_are_wrong_where_they_share_memory():
+    result = run("Shared")
+    assert result.status == Status.FAIL
+    assert any("in call 2 of 2 equal ones" in v.note for v in result.verdicts), result
+
+
+@pytest.mark.parametrize(
     ("name", "status", "message"),
     [
         ("Shape", Status.FAIL, "y has the shape 8x3x3x4, not 8x3x4x4"),
@@ -112,6 +135,11 @@ def test_a_method_gets_the_cases_that_its_signature_says_it_can_do(line, reason)
             "forward_training returned no saved_mean, and does not take saved_mean to write in place",
         ),
         ("Writes", Status.FAIL, "changed its input x"),
+        (
+            "SameBuffer",
+            Status.FAIL,
+            "forward_training returned y in the memory of y of the call before it, which the caller may still hold",
+        ),
         ("Refuses", Status.UNSUPPORTED, "float32 is not built in"),
         ("Memory", Status.RESOURCE, "MemoryError: 2 GiB"),
     ],
@@ -249,6 +277,11 @@ def test_the_judge_says_of_arrays_what_it_says_of_a_run(line):
     ran = run_case(Problem.parse(line), open_session(f"{EXAMPLES / 'numpy_one_liner.py'}:OneLiner"))
     assert (judged.status, judged.verdicts) == (ran.status, ran.verdicts)
     assert judged.status == Status.PASS
+    assert repr(judged) == f"<CaseResult PASS {line}: y {cell_text(judged.verdicts[0])}>"
+    assert repr(judged.verdicts[0]).startswith("<Verdict y: PASS, ")
+    judged.verdicts[0].note = "<script>"
+    assert "<td>y</td><td>PASS</td>" in judged._repr_html_()
+    assert "&lt;script&gt;" in judged._repr_html_()
     y[-1, -1, -1, -1] += 1
     judged = pybnorm.check.judge(Problem.parse(line), {"y": y})
     assert judged.status == Status.FAIL

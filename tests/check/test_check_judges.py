@@ -6,14 +6,16 @@ import os
 import numpy as np
 import pytest
 from simulated import Kernels, array_of, session
+from tables import spread, table
 
 from pybnorm import devices
-from pybnorm.check import data, judges
-from pybnorm.check.bounds import Status, expect, tiers, untrusted
-from pybnorm.check.problem import DATA_OUTPUTS, Problem
-from pybnorm.check.results import CaseResult
-from pybnorm.check.runner import Session, open_session, run_case
-from pybnorm.check.verdicts import Record, judge_call
+from pybnorm.check.judging.bounds import Status, expect, tiers, untrusted
+from pybnorm.check.judging.results import CaseResult
+from pybnorm.check.judging.whole_call import judge_call
+from pybnorm.check.language import data
+from pybnorm.check.language.problem import DATA_OUTPUTS, Problem
+from pybnorm.check.run import judge_devices as judges
+from pybnorm.check.run.runner import Session, open_session, run_case
 from pybnorm.errors import ArgumentError, ArgumentTypeError, LibraryNotFoundError
 from pybnorm.reference import namespaces
 from pybnorm.reference.namespaces import Foreign
@@ -93,7 +95,7 @@ def near(one, other, size):
         return bool(np.all((one == other) | (np.isnan(one) & np.isnan(other)) | (np.abs(one - other) <= 1e-13 * size)))
 
 
-@pytest.mark.parametrize("line", LINES)
+@table("line", LINES)
 def test_data_are_the_same_bits(line, space):
     problem = Problem.parse(line)
     own = data.generate(problem).arrays()
@@ -105,7 +107,7 @@ def test_data_are_the_same_bits(line, space):
         assert (bits(there) == bits(array)).all(), name
 
 
-@pytest.mark.parametrize("line", LINES)
+@table("line", LINES)
 def test_the_reference_and_its_bounds_are_the_same_to_1e13(line, space):
     problem = Problem.parse(line)
     own, other = (expect(problem, data.generate(problem, judge)) for judge in (None, space))
@@ -124,8 +126,7 @@ def test_the_reference_and_its_bounds_are_the_same_to_1e13(line, space):
         assert near(whole[0][1], whole[1][1], max(largest, limit))  # it has differences of numbers of the result's size
 
 
-@pytest.mark.parametrize("wrong", ["last", "many"])
-@pytest.mark.parametrize("line", LINES)
+@table(("line", "wrong"), spread(LINES, ["last", "many"]))
 def test_verdicts_are_the_same(line, wrong, space):
     problem = Problem.parse(line)
     inputs, there = data.generate(problem), data.generate(problem, space)
@@ -143,34 +144,7 @@ def test_verdicts_are_the_same(line, wrong, space):
     assert untrusted(problem, there) == untrusted(problem, inputs)
 
 
-@pytest.mark.parametrize(
-    ("line", "output", "array"),
-    [
-        ("train,spatial,f32,nchw,8x16x32x32,fill=randn", "saved_mean", "x"),
-        ("backward,spatial,f32,nhwc,16x264x8x17,fill=randn", "dbias", "dy"),
-    ],
-)
-def test_matched_filters_name_the_same_bug(line, output, array, space):
-    problem = Problem.parse(line)
-    inputs, there = data.generate(problem), data.generate(problem, space)
-    expected = expect(problem, inputs)
-    outputs = right_outputs(expected)
-    lost = getattr(inputs, array)[-1:, :, -1:, -1:].astype(np.float64) / (problem.m if output == "saved_mean" else 1)
-    outputs[output] = data.round_to(expected.outputs[output] - lost, problem.parameter_dtype)
-    noise = 1 + 1e-5 * np.random.default_rng(1).normal(size=lost.shape)  # is looked for at every place
-    other = "saved_inv_variance" if output == "saved_mean" else "dscale"
-    outputs[other] = data.round_to(expected.outputs[other] * noise, problem.parameter_dtype)
-    found = []
-    for given, put in ((inputs, lambda a: a), (there, space.of)):
-        record = Record()
-        placed = {name: put(a) if name in DATA_OUTPUTS else a for name, a in outputs.items()}
-        verdicts = judge_call(expect(problem, given), placed, record)
-        found.append([verdicts[output].note, *((t.output, t.sum, t.bug, t.hypotheses) for t in record.tried)])
-    assert "the last element of every channel were left out" in found[0][0]
-    assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("line", [line for line in LINES if "special" not in line])
+@table("line", [line for line in LINES if "special" not in line])
 def test_no_array_of_the_data_comes_to_the_cpu(line, space, monkeypatch):
     problem = Problem.parse(line)
     outputs = right_outputs(expect(problem, data.generate(problem)))
@@ -233,7 +207,7 @@ def test_a_case_is_run_and_judged_there(line, judged_there):
     assert (result.status, result.message, result.judge) == (Status.PASS, "", judged_there.name)
 
 
-@pytest.mark.parametrize(
+@table(
     "line",
     [
         "train,spatial,f32,nchw,8x6x5x7,fill=randn,activation=relu,residual=1",

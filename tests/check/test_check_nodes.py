@@ -2,12 +2,8 @@
 
 import concurrent.futures
 import contextlib
-import json
-import os
 import queue
 import re
-import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,13 +15,13 @@ from test_check_executors import launcher, without_requirements
 
 from pybnorm import errors
 from pybnorm._arrays import CPU, CUDA
-from pybnorm.check import executors, nodes
-from pybnorm.check.bounds import Status
-from pybnorm.check.nodes import Dealer, Greeting, LostNode, Node, greeted
-from pybnorm.check.problem import expand
-from pybnorm.check.results import exit_status
-from pybnorm.check.runner import BackendInfo, CaseResult, identified
-from pybnorm.check.worker import DiedError
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.judging.results import exit_status
+from pybnorm.check.language.lines import expand
+from pybnorm.check.run import executors, nodes
+from pybnorm.check.run.nodes import Dealer, Greeting, LostNode, Node, greeted
+from pybnorm.check.run.runner import BackendInfo, CaseResult, identified
+from pybnorm.check.run.worker import DiedError
 
 LIMIT = 120
 INFO = BackendInfo("onednn", version=(3, 2, 0), path="/x")
@@ -466,7 +462,7 @@ def test_an_id_is_of_what_changes_results_and_not_of_where():
 
 
 def test_only_variables_of_the_backend_are_recorded():
-    from pybnorm.check.environment import variables
+    from pybnorm.check.run.environment import variables
 
     given = {
         "ONEDNN_MAX_CPU_ISA": "AVX2",
@@ -482,114 +478,6 @@ def test_only_variables_of_the_backend_are_recorded():
     assert set(variables("onednn", given)) == {"ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS", "PYBNORM_LIB_ONEDNN"}
     assert set(variables("cudnn", given)) == {"NVIDIA_TF32_OVERRIDE", "PYBNORM_LIB_CUDNN"}
     assert set(variables("miopen", given)) == {"MIOPEN_FIND_MODE"}
-
-
-# ---------------------------------------------------------------- the command under mpiexec
-
-
-def ranks(tmp_path, *options, environments=({}, {}), timeout=LIMIT * 2):
-    """``pybnorm check`` with a rank for each mapping of variables beside rank 0."""
-    mpiexec, *_ = launcher("mpi")
-    command = [mpiexec]
-    for number, variables in enumerate(({}, *environments)):
-        command += [":"] * bool(number) + ["-n", "1"]
-        for name, value in variables.items():
-            command += ["-env", name, value]
-        command += [sys.executable, "-m", "pybnorm", "check", "--executor", "mpi", "--backend", "onednn", *options]
-    return subprocess.run(
-        command,
-        env=without_requirements() | {"OMP_NUM_THREADS": "1"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-
-
-SOME = ("--case", "infer,spatial,f32,nchw,4x3x5x4,seed=" + "/".join(map(str, range(1, 25))))
-
-
-def test_ranks_that_differ(load_library, tmp_path):
-    """One has no library, two have different instruction sets: who is who is in every report, and no case is lost."""
-    load_library("onednn")
-    different = ({"PYBNORM_LIB_ONEDNN": "/nonexistent"}, {}, {"ONEDNN_MAX_CPU_ISA": "SSE41"})
-    done = ranks(tmp_path, *SOME, "--json", "run.json", "--junit", "run.xml", environments=different)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    document = json.loads((tmp_path / "run.json").read_text())
-    assert len({c["case"] for c in document["cases"]}) == len(document["cases"]) == 24
-    assert {c["status"] for c in document["cases"]} == {"PASS"}
-    entries = {b["id"]: b for b in document["backends"]}
-    assert len(entries) == 2
-    assert sorted(b["variables"].get("ONEDNN_MAX_CPU_ISA", "") for b in entries.values()) == ["", "SSE41"]
-    assert len({b["digest"] for b in entries.values()}) == 1
-    where = {(c["node"], entries[c["library"]]["variables"].get("ONEDNN_MAX_CPU_ISA")) for c in document["cases"]}
-    assert where == {("rank 2", None), ("rank 3", "SSE41")}
-    (lost,) = document["lost_nodes"]
-    assert (lost["node"], lost["backend"]) == ("rank 1", "onednn")
-    assert "/nonexistent" in lost["reason"]
-    assert f"rank 1 on {socket.gethostname()}: taken out for onednn" in done.stdout
-    for name in entries:
-        assert f"onednn@{name}: oneDNN 3" in done.stdout
-        assert f'name="pybnorm.onednn@{name}"' in (tmp_path / "run.xml").read_text()
-    refused = ranks(tmp_path, *SOME, "--same", environments=different[1:])
-    assert refused.returncode == 2
-    assert "--same: got onednn, allowed: nodes that are alike" in refused.stderr
-    assert "ONEDNN_MAX_CPU_ISA=SSE41" in refused.stderr
-
-
-def test_one_rank_alone_is_refused(tmp_path):
-    launcher("mpi")
-    done = ranks(tmp_path, *SOME, environments=())
-    assert done.returncode == 2
-    assert "under mpiexec -n 2 or more" in done.stderr
-    assert "PASS" not in done.stdout
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def test_a_killed_rank_leaves_what_was_done_and_the_way_on(load_library, tmp_path):
-    load_library("onednn")
-    many = ("--case", "infer,spatial,f32,nchw,4x3x5x4,seed=" + "/".join(map(str, range(1, 5001))))
-    mpiexec, *_ = launcher("mpi")
-    command = [mpiexec, "-n", "3", sys.executable, "-m", "pybnorm", "check", "--executor", "mpi", "--backend", "onednn"]
-    journal = tmp_path / "run" / "journal.jsonl"
-    with subprocess.Popen(
-        [*command, *many, "--save", "run"],
-        env=without_requirements() | {"OMP_NUM_THREADS": "1"},
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as job:
-        said = job.stderr.readline()
-        while not journal.is_file() or journal.read_text().count("\n") < 20:
-            assert job.poll() is None, job.stderr.read()
-            time.sleep(0.05)
-        child = int(json.loads(journal.read_text().splitlines()[5])["host"].rpartition(":")[2])
-        rank = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1])
-        os.kill(rank, signal.SIGKILL)
-        job.communicate(timeout=LIMIT)
-    assert job.returncode != 0
-    assert "--save DIR keeps what is finished, and the same command with --resume goes on" in said
-    while alive(child):  # it ends with its rank
-        time.sleep(0.05)
-    kept = [json.loads(line) for line in journal.read_text().splitlines()[1:-1]]
-    assert len(kept) >= 18
-    assert {line["status"] for line in kept} == {"PASS"}
-    going_on = ranks(tmp_path, *SOME, "--save", "run", "--resume")
-    assert going_on.returncode == 0, going_on.stderr
-    document = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert len(document["cases"]) == 24
-    finished = {line["case"]: line["host"] for line in kept}
-    again = {c["case"]: c["host"] for c in document["cases"] if c["case"] in finished}
-    assert len(again) >= 10
-    assert again.items() <= finished.items()  # they were not run a second time
 
 
 # ---------------------------------------------------------------- many nodes

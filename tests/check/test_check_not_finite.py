@@ -4,16 +4,18 @@ import dataclasses
 
 import numpy as np
 import pytest
+from selftest_tool import rows
+from tables import table
 
 from pybnorm import reference
-from pybnorm.check.bounds import Status, expect, judge, not_finite, tiers
-from pybnorm.check.data import generate
-from pybnorm.check.defects import explain, named
-from pybnorm.check.problem import Problem, expand
-from pybnorm.check.runner import execute, open_session, run_case
-from pybnorm.check.selftest import rows
+from pybnorm.check.judging.bounds import Status, expect, judge, not_finite, tiers
+from pybnorm.check.judging.known_defects import explain, named
+from pybnorm.check.judging.whole_call import judge_call
+from pybnorm.check.language.data import generate
+from pybnorm.check.language.lines import expand
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.run.runner import execute, open_session, run_case
 from pybnorm.check.selftest.simulated import STYLES, Kernels, session
-from pybnorm.check.verdicts import judge_call
 
 SEEDS = "0/1/2/3/4/6/7/9/10/12/13/14"
 SPECIAL = f"train/infer/backward,spatial,f32,nchw,4x6x3x5,fill=special,seed={SEEDS}"
@@ -47,7 +49,7 @@ def test_no_honest_kernel_is_accused(style):
     assert warned < 25
 
 
-@pytest.mark.parametrize("style", sorted(rows.STYLES))
+@table("style", sorted(rows.STYLES))
 def test_none_of_the_twenty_styles_is_accused(style):
     with np.errstate(all="ignore"):
         for problem in expand("train/backward,spatial,f32,nchw,4x6x5x5,fill=special,seed=0/1/2/3/4/5"):
@@ -219,7 +221,7 @@ def test_spread_says_so():
     outputs["y"][:, 5] = np.nan
     verdict = judge(expect(problem, inputs), "y", outputs["y"])
     assert verdict.status == Status.FAIL
-    assert verdict.note.startswith("spread: 60 elements NaN or infinite where the right value is finite")
+    assert verdict.note.startswith("spread: 60 elements NaN or infinite where the correct value is finite")
 
 
 # ---------------------------------------------------------------- what has no weight

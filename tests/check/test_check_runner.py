@@ -22,16 +22,19 @@ from simulated import (
     open_simulated,
     session,
 )
+from tables import table
 
 from pybnorm import devices, errors
-from pybnorm.check import calls, guarded
-from pybnorm.check.bounds import Status
-from pybnorm.check.data import generate
-from pybnorm.check.guarded import same_bits
-from pybnorm.check.problem import Problem
-from pybnorm.check.results import exit_status, ratio_text, repro, to_json
-from pybnorm.check.runner import BackendInfo, CaseResult, Session, classify, execute, run_case
-from pybnorm.check.worker import DiedError, TimeLimitError, Worker
+from pybnorm.check.judging.bounds import Status, untrusted
+from pybnorm.check.judging.results import exit_status, ratio_text, repro, to_json
+from pybnorm.check.language import calls
+from pybnorm.check.language.data import generate
+from pybnorm.check.language.lines import expand
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.run import guarded
+from pybnorm.check.run.guarded import same_bits
+from pybnorm.check.run.runner import BackendInfo, CaseResult, Session, classify, execute, open_session, run_case
+from pybnorm.check.run.worker import DiedError, TimeLimitError, Worker
 
 CASE = Problem.parse("train,spatial,f32,nchw,8x3x4x4")
 CASE_3D = Problem.parse("train,spatial,f32,nchw,8x3x4")
@@ -41,7 +44,7 @@ def vendor_error(kind, status_name="STATUS", text=""):
     return kind(backend="onednn", function="f", status=1, status_name=status_name, text=text)
 
 
-@pytest.mark.parametrize(
+@table(
     ("error", "status"),
     [
         (vendor_error(errors.UnsupportedError), Status.UNSUPPORTED),
@@ -57,6 +60,7 @@ def vendor_error(kind, status_name="STATUS", text=""):
         (vendor_error(errors.BadParameterError), Status.FAIL),
         (vendor_error(errors.ExecutionError), Status.FAIL),
         (errors.ArgumentError("x", 1, "2"), Status.ERROR),  # this package's refusal of a case is its own mistake
+        (errors.ArgumentError("algorithm", "small", "auto"), Status.UNSUPPORTED),
         (errors.LibraryLoadError("gone", backend="onednn"), Status.ERROR),
         (ValueError(), Status.ERROR),
     ],
@@ -71,6 +75,16 @@ def test_what_an_exception_stands_for(error, status):
     result = run_case(CASE, Session("onednn", Raising(), devices.device_for(1)))
     assert result.status == status
     assert type(error).__name__ in result.message
+
+
+def test_what_no_plan_offers_is_refused_and_no_error(load_library):
+    load_library("onednn")
+    session = open_session("onednn")
+    line = "train/infer/backward,spatial/peract,f32/f64,nchw,4x3x5x4,algorithm=auto/plain/graph,activation="
+    with session.handle:
+        for problem in expand(line + "relu/clamp/clipped_relu"):
+            result = run_case(problem, session)
+            assert result.status == Status.UNSUPPORTED, (str(problem), result.message)
 
 
 def test_a_call_sees_exactly_the_generated_inputs_inside_guards():
@@ -478,7 +492,7 @@ def test_what_a_worker_has_started_ends_with_it():
 
 def test_a_busy_worker_ends_when_its_owner_is_killed():
     code = (
-        "import sys, time; sys.path[:] = {!r}; from pybnorm.check.worker import Worker; worker = Worker('onednn');"
+        "import sys, time; sys.path[:] = {!r}; from pybnorm.check.run.worker import Worker; worker = Worker('onednn');"
         "worker.call(len, ''); worker.submit(time.sleep, 60); time.sleep(1); print(worker.pid, flush=True);"
         "time.sleep(60)"
     )
@@ -502,7 +516,7 @@ def results_of(*statuses):
     return [CaseResult("onednn", "train,spatial,f32,nchw,2x3", status) for status in statuses]
 
 
-@pytest.mark.parametrize(
+@table(
     ("statuses", "missing", "code"),
     [
         ([Status.PASS, Status.WARN, Status.UNSUPPORTED], [], 0),
@@ -510,7 +524,8 @@ def results_of(*statuses):
         ([], ["cudnn"], 1),
         ([], [], 2),
         ([Status.UNSUPPORTED], [], 2),
-        *[([Status.PASS, s], [], 1) for s in Status if s.value not in ("PASS", "WARN", "UNSUPPORTED", "ERROR")],
+        ([Status.MISTRUSTED], [], 0),
+        *[([Status.PASS, s], [], 1) for s in Status if not s.good and s != Status.ERROR],
         ([Status.PASS, Status.ERROR], [], 2),
         ([Status.FAIL, Status.ERROR], ["cudnn"], 2),
     ],
@@ -549,3 +564,37 @@ def test_ratios_are_short(value, text):
 def test_a_backend_that_is_absent_is_not_loaded():
     assert not BackendInfo("cudnn", problem="no file").loaded
     assert BackendInfo("cudnn", path="/x/libcudnn.so.9").loaded
+
+
+BLIND = "backward,spatial,f32,nchw,1x16x1"  # m = 1, and given statistics at which the fill exact makes dx 0
+
+
+def test_what_one_fill_cannot_show_another_does():
+    assert untrusted(Problem.parse(BLIND), generate(Problem.parse(BLIND)))
+    result = run_case(Problem.parse(BLIND), session())
+    assert (result.status, result.message) == (Status.PASS, "")
+    assert all("fill=randn shows scale, saved_inv_variance, alpha, which fill=exact does not" in v.note
+               for v in result.verdicts)  # fmt: skip
+
+    class Deaf(Kernels):
+        def backward(self, *arguments, alpha=1.0, **options):
+            super().backward(*arguments, alpha=1.5, **options)
+
+    result = run_case(Problem.parse(BLIND), Session("onednn", Deaf(), devices.device_for(1)))
+    assert result.status == Status.FAIL
+    (dx,) = [v for v in result.verdicts if v.status == Status.FAIL]
+    assert dx.output == "dx"
+    assert "fill=randn shows" in dx.note
+
+
+def test_an_epsilon_is_shown_by_a_fill_that_has_it_beside_the_variance():
+    result = run_case(Problem.parse("infer,spatial,f32,nchw,4x3x4x4,eps=1e-09"), session())
+    assert result.status == Status.PASS
+    assert "fill=sqrteps shows eps" in result.verdicts[0].note
+
+
+def test_what_no_fill_shows_is_a_warning():
+    result = run_case(Problem.parse("infer,spatial,f32,nchw,4x3x4x4,fill=randn,alpha=1e-12,beta=1"), session())
+    assert result.status == Status.MISTRUSTED
+    assert result.good
+    assert "a change would not be noticed of: x, scale, bias" in result.message

@@ -25,7 +25,7 @@ sys.meta_path.insert(0, Stop())
 
 
 @pytest.mark.parametrize("program", [("-m", "pybnorm"), ("-c", "from _pybnorm_command import main; main()")])
-@pytest.mark.parametrize("module", ["pybnorm._core", "click", "pybnorm.cli", "pybnorm.check.html"])
+@pytest.mark.parametrize("module", ["pybnorm._core", "click", "pybnorm.cli", "pybnorm.check.report.html"])
 def test_an_interrupt_of_the_beginning_is_one_line(tmp_path, program, module):
     (tmp_path / "sitecustomize.py").write_text(STOP)
     done = subprocess.run(

@@ -6,14 +6,17 @@ import math
 import re
 
 import pytest
+from tables import table
 
-from pybnorm.check import problem as language
-from pybnorm.check.problem import FILLS, OPTIONS, Problem, packaged_suites
+from pybnorm.check.language import lines as language
+from pybnorm.check.language.lines import packaged_suites
+from pybnorm.check.language.problem import FILLS, OPTIONS, Problem
 from pybnorm.enums import DataType, Layout, Mode, Operation
 
 GENERAL = (
     "smoke",
     "standard",
+    "shapes",
     "product",
     "full",
     "algorithms",
@@ -37,7 +40,7 @@ load_suite = functools.cache(language.load_suite)
 
 
 def text_of(name):
-    return (importlib.resources.files("pybnorm.check") / "suites" / f"{name}.txt").read_text(encoding="utf-8")
+    return (importlib.resources.files("pybnorm.check.language") / "suites" / f"{name}.txt").read_text(encoding="utf-8")
 
 
 def on_onednn(problem):
@@ -59,7 +62,7 @@ def test_the_packaged_suites_are_these():
     assert packaged_suites() == tuple(sorted((*GENERAL, *NETWORKS)))
 
 
-@pytest.mark.parametrize("name", [*GENERAL, *NETWORKS])
+@table("name", [*GENERAL, *NETWORKS])
 def test_a_suite_is_read_and_its_lines_come_back(name):
     suite = load_suite(name)
     assert len(set(suite)) == len(suite)
@@ -96,9 +99,18 @@ def test_the_standard_suite_covers_every_combination():
             assert {p.layout for p in own} == set(Layout), where
             assert {p.mode for p in own} == set(Mode), where
             assert {len(p.dims) for p in own} >= {2, 3, 4, 5}, where
-            for option in set(options) - {"magnitude", "params", "repeats", "streams", "data", "fence"}:
+            for option in set(options) - {
+                "magnitude",
+                "params",
+                "repeats",
+                "streams",
+                "data",
+                "fence",
+                "unbiased",
+                "saved_as",
+            }:
                 assert len({getattr(p, option) for p in own}) > 1, (*where, option)
-        for option in set(options) - {"data", "fence"}:
+        for option in set(options) - {"data", "fence", "unbiased", "saved_as"}:
             assert len({getattr(p, option) for p in suite if p.operation == operation}) > 1, (operation, option)
     assert {len(p.dims) for p in suite} == set(range(2, 9))
     remainders = {(p.m % 8 == 0, p.m % 2 == 0) for p in suite if p.fill == "exact"}
@@ -167,7 +179,7 @@ def test_the_bugs_suite_is_for_a_laptop_and_the_big_one_has_the_sizes_reported()
 
 
 def test_every_known_defect_is_a_case_of_the_bugs_suite():
-    from pybnorm.check.defects import DEFECTS
+    from pybnorm.check.judging.known_defects import DEFECTS
 
     bugs = {*load_suite("bugs"), *(p for p in load_suite("bugs-big") if math.prod(p.dims) > 200_000)}
     assert not {d.id for d in DEFECTS if Problem.parse(d.case) not in bugs}
@@ -209,3 +221,27 @@ def test_the_random_suite_draws_its_seeds():
     assert {str(p).partition(",seed=")[0] for p in first} == {str(p).partition(",seed=")[0] for p in second}
     assert not set(first) & set(second)
     assert "seed=random" in text_of("random")
+
+
+def test_the_suite_of_shapes_has_every_size():
+    suite = load_suite("shapes")
+    dims = {problem.dims for problem in suite}
+    assert {d[1] for d in dims} >= set(range(1, 131))
+    assert {math.prod(d[2:]) for d in dims} >= {*range(1, 131), *(2**k + i for k in range(3, 13) for i in (-1, 0, 1))}
+    assert {d[0] for d in dims} >= {*range(1, 10), 31, 32, 33, 63, 64, 65, 255, 256, 257, 65535, 65536, 65537}
+    assert any(len(d) == 4 and len(set(d)) == 1 for d in dims)
+    for divisor in (2, 4, 8):
+        assert any(math.prod(d[1:]) % divisor for d in dims)
+        assert any(math.prod(d[1:]) % (2 * divisor) == divisor for d in dims)
+    assert {d[1] % 32 for d in dims if d[1] > 32} == set(range(32))
+    pairs = {
+        (
+            p.operation,
+            p.dtype,
+            p.strides == Problem.parse(f"infer,spatial,f32,nhwc,{'x'.join(map(str, p.dims))}").strides,
+        )
+        for p in suite
+    }
+    assert len(pairs) == 3 * 4 * 2
+    assert sum(math.prod(p.dims) for p in suite) < 6e6, "seconds"
+    assert set(suite) <= set(load_suite("standard"))

@@ -7,13 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from simulated import Kernels, array_of
+from tables import table
 
 import pybnorm
 from pybnorm import _core, devices, errors
-from pybnorm.check import executors, support
-from pybnorm.check.bounds import Status
-from pybnorm.check.problem import Problem, expand, load_suite
-from pybnorm.check.runner import BackendInfo, Session, open_session, run_line
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.language.lines import expand, load_suite
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.run import executors, support
+from pybnorm.check.run.runner import BackendInfo, Session, open_session, run_line
 
 FILES = sorted((Path(support.__file__).parent / "support").glob("*.json"))
 AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
@@ -62,12 +64,12 @@ def test_every_backend_has_a_record():
 )
 def test_the_newest_record_of_a_version_counts(monkeypatch, version, found):
     records = ({"first": [3, 0], "last": None}, {"first": [3, 3], "last": [3, 3]})
-    monkeypatch.setattr(support, "_records", lambda _: records)
+    monkeypatch.setattr(support, "records", lambda _: records)
     record = support.record_of("onednn", version)
     assert (record and record["first"]) == found
 
 
-@pytest.mark.parametrize(
+@table(
     ("line", "is_claimed"),
     [
         ("train,spatial,f32,nchw,2x3x4x5", True),
@@ -113,6 +115,16 @@ def test_what_is_claimed_of_onednn(line, is_claimed):
 def test_limits_of_other_records(backend, line, is_claimed):
     record = support.record_of(backend, (9, 30) if backend == "cudnn" else (3, 4))
     assert support.claimed(record, parsed(line)) == is_claimed
+
+
+@pytest.mark.parametrize(("batch", "elements", "is_claimed"), [(None, 121, True), (None, 120, False), (2, 121, False)])
+def test_a_record_ends_below_its_numbers(batch, elements, is_claimed):
+    combination = {"operations": ["infer"], "modes": ["spatial"], "dtypes": ["f32"], "layouts": ["nchw"]}
+    record = {
+        "below": {"batch": batch, "elements": elements},
+        "combinations": [combination | {"ranks": [4], "blends": False}],
+    }
+    assert support.claimed(record, parsed("infer,spatial,f32,nchw,2x3x4x5")) == is_claimed
 
 
 def test_a_record_is_made_of_what_the_query_says():
@@ -212,7 +224,7 @@ class Planned(Wavers):
 
     def plan_forward_inference(self, x, y, *, algorithm, deterministic=False, **options):
         self.asked.append((x.dims, algorithm))
-        return type("Plan", (), {"deterministic": algorithm != "columns"})()
+        return type("Plan", (), {"deterministic": algorithm != "graph"})()
 
     plan_backward = plan_forward_training = plan_forward_inference
 
@@ -232,13 +244,13 @@ def test_a_plan_that_says_that_its_bits_repeat_is_held_to_it(monkeypatch, load_l
     result = run_line(open_planned, "onednn", line)
     assert (result.status, result.repeat) == (Status.NONDETERMINISTIC, "y")
     assert result.message == "Plan.deterministic says that equal calls give the same bits: y differ"
-    assert run_line(open_planned, "onednn", f"{line},algorithm=columns").status == Status.PASS
-    assert Planned.asked == [((2, 3, 4, 5), None), ((2, 3, 4, 5), "columns")]
+    assert run_line(open_planned, "onednn", f"{line},algorithm=graph").status == Status.PASS
+    assert Planned.asked == [((2, 3, 4, 5), None), ((2, 3, 4, 5), "graph")]
 
 
 def test_nothing_is_said_of_a_version_without_a_record(monkeypatch, load_library):
     load_library("onednn")
-    monkeypatch.setattr(support, "_records", lambda _: ())
+    monkeypatch.setattr(support, "records", lambda _: ())
     result = run_line(open_lost, "onednn", "train,spatial,f32,nhwc,2x3x4x5")
     assert (result.status, result.claim) == (Status.UNSUPPORTED, "")
 

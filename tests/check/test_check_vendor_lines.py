@@ -3,9 +3,11 @@
 import re
 
 import pytest
+from tables import table
 
-from pybnorm.check.problem import Problem, load_suite
-from pybnorm.check.vendor_lines import benchdnn, cudnn_call, miopen_driver, vendor_lines
+from pybnorm.check.language.lines import load_suite
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.language.vendor_lines import benchdnn, cudnn_call, miopen_driver, vendor_lines
 
 X = "CUDNN_DATA_FLOAT dims 8x64x32x16 strides 32768x512x16x1; bnDesc: CUDNN_DATA_FLOAT dims 1x64x1x1 */"
 
@@ -85,7 +87,7 @@ def test_cudnn_call(line, call):
     assert cudnn_call(Problem.parse(line)) == call
 
 
-@pytest.mark.parametrize(
+@table(
     ("line", "tools"),
     [
         ("train,spatial,f32,nchw,2x3", {"MIOpenDriver", "benchdnn", "cuDNN"}),

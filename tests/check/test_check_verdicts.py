@@ -2,15 +2,16 @@
 
 import numpy as np
 import pytest
+from selftest_tool import kernels, rows
 
-from pybnorm.check.bounds import Status, expect, tiers
-from pybnorm.check.data import generate, sums_are_exact
-from pybnorm.check.problem import Problem
-from pybnorm.check.results import verdict_text
-from pybnorm.check.runner import execute
-from pybnorm.check.selftest import kernels, rows
+from pybnorm.check.judging import roundings
+from pybnorm.check.judging.bounds import Status, expect, judge, tiers
+from pybnorm.check.judging.results import verdict_text
+from pybnorm.check.judging.whole_call import counted, judge_call
+from pybnorm.check.language.data import generate, sums_are_exact
+from pybnorm.check.language.problem import Problem
+from pybnorm.check.run.runner import execute
 from pybnorm.check.selftest.simulated import session
-from pybnorm.check.verdicts import counted, judge_call
 
 STATISTICS = {"saved_mean", "saved_inv_variance", "running_mean", "running_variance"}
 
@@ -66,7 +67,8 @@ def test_an_element_that_every_rank_drops_is_seen_in_every_output(word, fill):
     assert {v.status for v in right.values()} == {Status.PASS}, right
     for bug in ("last element dropped", "first element twice"):
         wrong = judge_call(expected, rows.outputs(rows.BUGS[bug], by_channel))
-        assert {v.status for v in wrong.values()} == {Status.FAIL}, (bug, wrong)
+        hidden = {name for name in wrong if fill == "randn" and "variance" in name}  # only exact data show them
+        assert {v.status for name, v in wrong.items() if name not in hidden} == {Status.FAIL}, (bug, wrong)
 
 
 def test_ranks_of_exact_data_have_sums_without_rounding():
@@ -98,11 +100,29 @@ def test_welford_within_ranks_is_excused_and_what_no_rank_rounds_is_not():
         assert {verdicts[name].status for name in reached} == {Status.FAIL}, (bug, verdicts)
 
 
+@pytest.mark.parametrize("fill", ["exact", "paired"])
+@pytest.mark.parametrize("output", ["saved_mean", "running_mean"])
+def test_a_factor_of_the_mean_is_named_on_exact_data(fill, output):
+    line = f"train,spatial,f32,nchw,8x16x56x56,fill={fill}"
+    _, _, expected = cases(line)[line]
+    right = {name: expected.outputs[name] for name in ("saved_mean", "running_mean")}
+
+    def named(change):
+        moved = right["saved_mean"] * change
+        moved = {"saved_mean": right["saved_mean"] + moved, "running_mean": right["running_mean"] + 0.25 * moved}
+        return roundings.factors(expected, {output: moved[output].astype(np.float32)})
+
+    assert not named(0.0)
+    assert named(1e-4)[output].startswith("as if the mean were multiplied by 1.0001")
+    # alike in size, not in sign: what a recurrence may round
+    assert not named(1e-4 * np.where(np.arange(16) % 3, 1, -1).reshape(right["saved_mean"].shape))
+
+
 def test_an_output_that_is_exact_takes_the_excuse_from_the_others(long):
     case = long["train,spatial,f32,nchw,32x32x56x56"]
     verdicts = judged(case, bug="biased running variance")
     assert verdicts["running_variance"].status == Status.FAIL
-    assert "which rounds the others too" in verdicts["running_variance"].note
+    assert "takes the biased variance" in verdicts["running_variance"].convention
     assert {n for n, v in verdicts.items() if v.status == Status.FAIL} == {"running_variance"}
     # with few channels, or a mean that is off as well, it may have been the recurrence
     problem, inputs, expected = case
@@ -117,7 +137,8 @@ def test_a_mean_that_no_recurrence_makes_takes_the_excuse_from_the_others(long):
     problem, inputs, expected = long["train,spatial,f32,nchw,32x4x56x56"]
     outputs = execute(problem, inputs, session("welford")).outputs
     outputs["saved_inv_variance"] *= np.float32(1 + 3e-6)
-    assert {v.status for v in judge_call(expected, outputs).values()} == {Status.PASS}
+    untold = judge_call(expected, outputs)["saved_inv_variance"]
+    assert (untold.status, "16 channels or more can" in untold.note) == (Status.MISTRUSTED, True)
     outputs["saved_mean"][0, 0] += 0.5 / problem.m
     verdicts = judge_call(expected, outputs)
     assert verdicts["saved_mean"].status == Status.FAIL
@@ -135,7 +156,7 @@ def test_the_sums_of_long_exact_data_are_those_of_integers():
     assert len(set((one / problem.m).tolist())) > 1
 
 
-@pytest.mark.parametrize("line", ["train,spatial,f32,nchw,4x3x4x4,fill=randn", "backward,spatial,bf16,nchw,4x3x4x4"])
+@pytest.mark.parametrize("line", ["train,spatial,f32,nchw,4x3x3x4,fill=randn", "backward,spatial,bf16,nchw,4x3x4x4"])
 def test_a_verdict_says_how_small_an_error_would_have_been_noticed(line):
     case = cases(line)[line]
     problem, inputs, expected = case
@@ -162,3 +183,17 @@ def test_the_width_of_the_excuse_is_that_of_the_recurrence(dims, chains):
     away = right != 0
     scatter = np.sqrt(np.mean(((mean - right)[away] / np.spacing(np.abs(right[away]).astype(np.float32))) ** 2))
     assert (np.abs(variance - v) <= counted(scatter, problem.m).spread * 2.0**-24 * v).all()
+
+
+def test_data_whose_squares_overflow_say_what_is_correct():
+    problem = Problem.parse("train,spatial,f32,nchw,8x3x4x4,fill=range,magnitude=1e20")
+    expected = expect(problem, generate(problem))
+    wide, infinite = expected.outputs["saved_inv_variance"].astype(np.float32), np.zeros(problem.parameter_dims, "f4")
+    for got in (wide, infinite):
+        verdict = judge(expected, "saved_inv_variance", got)
+        assert verdict.status == Status.INCONCLUSIVE
+        assert "the squares of x overflow" in verdict.note
+        assert "1/sigma 0" in verdict.note
+    ordinary = Problem.parse("train,spatial,f32,nchw,8x3x4x4")
+    right = expect(ordinary, generate(ordinary))
+    assert "overflow" not in judge(right, "saved_mean", right.outputs["saved_mean"].astype(np.float32)).note

@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 from made_runs import made_document, made_result, make_run
 
-from pybnorm.check import versions
-from pybnorm.check.bounds import Status
-from pybnorm.check.results import BackendInfo, to_json
+from pybnorm.check.compare import versions
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.judging.results import BackendInfo, to_json
 from pybnorm.cli import main
 
 SHAPES = "8x6x8x5", "3x5x4x7"  # of smoke
@@ -19,7 +19,10 @@ WORDS = {"P": Status.PASS, "F": Status.FAIL}
 
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(versions, "packaged_suites", lambda: ("smoke",))  # the others take seconds to read
+    own = {"smoke": [*LINES, f"infer,spatial,f32,nchw,{SHAPES[1]}"]}
+    own["edges"] = [*own["smoke"], "infer,spatial,f32,nchw,7x7x7x7"]  # of which no version ran all
+    monkeypatch.setattr(versions, "packaged_suites", lambda: tuple(own))
+    monkeypatch.setattr(versions, "load_suite", lambda name: own[name])
     files = []
     for i, version in enumerate(((3, 2, 0), (3, 6, 2), (3, 13, 2))):
         results = [made_result(WORDS[statuses[i]], line, "onednn") for line, statuses in LINES.items()]
@@ -41,12 +44,18 @@ def test_first_bad_and_first_good_are_told(runs):
     done = command("--without", "PART", *runs)
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
-    assert lines[2] == "| 3.2.0 | a machine | 5 | 3 | 0 | 0 | 1 CRASHED, 1 FAIL |"
+    assert lines[:3] == [
+        "- 3.2.0: 1 of 3 cases is wrong.",
+        "- 3.6.2: 2 of 3 cases are wrong; 1 newly.",
+        "- 3.13.2: 1 of 3 cases is wrong; 1 no longer.",
+    ]
+    assert lines[6] == "| 3.2.0 | a machine | 5 | 3 | 0 | 0 | 0 | 1 CRASHED, 1 FAIL |"
     assert [line.rsplit(" | ", 2)[1:] for line in lines if line.startswith("| `train")] == [
         ["3.6.2", "- |"],
         ["3.2.0", "3.13.2 |"],
     ]
     assert "| smoke | 2/3 | 1/3 | 2/3 |" in lines
+    assert "edges" not in done.stdout
     (told,) = [line for line in lines if "ran on all" in line]
     assert told.startswith("1 case is left out. 3 cases ran on all.")
     assert "PASS" in lines[-2]
@@ -70,7 +79,7 @@ def test_every_report_is_written(runs, tmp_path):
     ]
     assert files["markdown"].read_text() == "# pybnorm versions\n\n" + done.stdout
     page = files["html"].read_text()
-    assert "3.6.2: 3 of 4 cases are wrong, 1 of them newly." in page
+    assert "3.6.2: 3 of 4 cases are wrong; 1 newly." in page
     assert "3.13.2: 2 of 4 cases are wrong; 1 no longer." in page
     assert json.loads(command(*runs, "--json").stdout)["schema"] == "pybnorm.versions/1"
     assert command(*runs, *(w for n, f in files.items() for w in (f"--{n}", f))).exit_code == 0  # over its own
@@ -93,7 +102,7 @@ def test_runs_of_one_version_are_told_apart(tmp_path):
     found = versions.matrix(versions.read([tmp_path / "debian", tmp_path / "pip"]))
     assert [v.name for v in found.versions] == ["1.0.0 (debian)", "1.0.0 (pip)"]
     assert [text for text, _ in versions.sentences(found)] == [
-        f"1.0.0 ({name}): none of 1 case is wrong." for name in ("debian", "pip")
+        f"1.0.0 ({name}): none of 1 case is wrong{more}." for name, more in (("debian", ""), ("pip", "; no change"))
     ]
 
 
@@ -104,5 +113,22 @@ def test_a_page_on_which_all_is_right_has_no_empty_table(tmp_path):
         make_run(tmp_path / name, "onednn", ["infer,spatial,f32,nchw,2x3x4x5"])
     assert command("--html", tmp_path / "page.html", tmp_path / "a", tmp_path / "b").exit_code == 0
     text = (tmp_path / "page.html").read_text()
-    assert "Every case is right on every version, and the same." in text
+    assert "No change: every case is correct on every version." in text
     assert 'id="cases"' not in text
+
+
+def test_a_suite_that_a_version_ran_in_part_and_known_defects_are_told_as_that(runs):
+    whole, part = versions.read(runs[:2])
+    name = f"infer,spatial,f32,nchw,{SHAPES[1]}"
+    del part.results[name]
+    for version in (whole, part):
+        for result in version.results.values():
+            result.known = "" if result.status.good else "X-1"
+    found = versions.matrix([whole, part])
+    assert [str(share) for share in found.suites["smoke"]] == ["2/3", "0/2, 2 of 3 run"]
+    text = versions.markdown(found)
+    assert "2 of 3 cases are wrong (2 by known defects: X-1)." in text
+    assert "1 CRASHED (1 known), 1 FAIL (1 known)" in text
+    assert "| FAIL inf (X-1) |" in text
+    same = versions.sentences(versions.matrix([whole, whole]))
+    assert same[1][0].endswith("; no change.")

@@ -9,12 +9,14 @@ import browser
 import pytest
 from made_runs import made_result, make_run, nudged
 
-from pybnorm.check import compare, html
-from pybnorm.check.bounds import Status
-from pybnorm.check.environment import machine
-from pybnorm.check.plots import COLOURS
-from pybnorm.check.results import ratio_text
-from pybnorm.check.runner import BackendInfo
+from pybnorm.check.compare import comparison as compare
+from pybnorm.check.compare import pages
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.judging.results import ratio_text
+from pybnorm.check.report import html
+from pybnorm.check.report.plots import COLOURS
+from pybnorm.check.run.environment import machine
+from pybnorm.check.run.runner import BackendInfo
 
 INFOS = [BackendInfo("cudnn", "cuDNN", (9, 2, 0), "/lib/libcudnn.so.9", "made", device="NVIDIA <made>")]
 CASES = 250
@@ -35,10 +37,14 @@ def results():
     for i in range(CASES):
         line = f"train,spatial,{('f32', 'bf16')[i % 2]},{('nchw', 'nhwc')[i // 2 % 2]},{2 + i}x3x4x5,fill=randn"
         status = Status.FAIL if i % 4 == 3 else Status.UNSUPPORTED if i % 4 == 0 and i > 200 else Status.PASS
-        result = made_result(status, line)
+        result, ratio = made_result(status, line), (i + 1) / 100
         result.verdicts = [
-            dataclasses.replace(v, ratio=(i + 1) / 100, output=name) for v in result.verdicts for name in html._TITLES
+            dataclasses.replace(v, ratio=ratio, ratios={v.tier: ratio}, output=name)
+            for v in result.verdicts
+            for name in html._TITLES
         ]
+        for verdict in result.verdicts[:1]:
+            verdict.picture = ["..9", "x.1"]
         found.append(result)
     return found
 
@@ -97,6 +103,16 @@ def test_filters_choose(chromium, page):
     type_ = "const i = document.querySelector('input'); i.value = ' 5x3x4x5 NHWC '"
     chromium.run(f"(() => {{ {type_}; i.dispatchEvent(new Event('input', {{bubbles: true}})); }})()")
     assert chromium.run(SHOWN)[0] == "case-3"
+    assert chromium.log() == []
+
+
+def test_the_error_is_shown_by_channel_and_position(chromium, page):
+    chromium.open(page)
+    cells = "[...document.querySelectorAll('#details-3 .picture div')].map(r => [...r.children].map(c => c.className))"
+    shown = f"(location.hash = '#case-3', await new Promise(r => setTimeout(r, 50)), {cells})"
+    assert chromium.run(shown) == [["l-0", "l-0", "l-9"], ["l-x", "l-0", "l-1"]]
+    colours = "new Set([...document.querySelectorAll('.picture i')].map(c => getComputedStyle(c).backgroundColor)).size"
+    assert chromium.run(colours) == 4
     assert chromium.log() == []
 
 
@@ -169,7 +185,7 @@ def comparison(tmp_path):
     make_run(tmp_path / "a", "cudnn", lines)
     make_run(tmp_path / "b", "cudnn", lines, (2, 0), lambda *a: nudged(a[2], 10**6))
     found = compare.compare(compare.read([tmp_path / "a", tmp_path / "b"]))
-    html.write_comparison(tmp_path / "page.html", found)
+    pages.write_comparison(tmp_path / "page.html", found)
     return found
 
 

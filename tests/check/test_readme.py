@@ -20,13 +20,12 @@ PAGES = [page for page in (README, *sorted((README.parent / "docs").glob("*.md")
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
 def test_the_blocks_of_a_page_run_one_after_another(page, load_library, tmp_path, monkeypatch):
     load_library("onednn")
-    monkeypatch.setenv("PYBNORM_TUNE_CACHE", str(tmp_path / "tuning.json"))
     names = {}
     for block in blocks(page):
         exec(compile(block, page.name, "exec"), names)
     if "handle" in names:
         names["handle"].close()
-    if page.stem != "check":  # its block asserts the judge's verdict
+    if page.stem not in ("check", "conventions"):  # whose blocks show verdicts
         assert names["y"].std() == pytest.approx(1, rel=1e-2)
 
 
@@ -34,7 +33,36 @@ def test_pages_have_blocks():
     if not (README.parent / "docs").is_dir():
         pytest.skip("the documentation is not beside the tests")
     assert {p.stem for p in PAGES} >= {"README", "call", "plans"}
-    assert len(README.read_text(encoding="utf-8").splitlines()) <= 120
+    lines = README.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 100
+    assert [line for line in lines if len(line) > 120] == []
+
+
+def test_defects_are_counted():
+    defects = README.parent / "docs/defects.md"
+    if not defects.is_file():
+        pytest.skip("the documentation is not beside the tests")
+    count = len(re.findall(r"^\* Effect: (?:wrong|the call fails)", defects.read_text(encoding="utf-8"), re.MULTILINE))
+    assert f"{count} ways in which they are wrong or fail" in README.read_text(encoding="utf-8")
+
+
+def sentences(text):
+    """The sentences of a page's paragraphs, list items and cells, with one word for each name in backticks."""
+    text = re.sub(r"```.*?```", "\n\n", text, flags=re.DOTALL)
+    for block in re.split(r"\n\s*\n|\n(?=[-*] |#|\|)", text):
+        for cell in block.strip("| \n").split(" | ") if block.lstrip().startswith("|") else [block]:
+            plain = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "name", cell))
+            yield from re.split(r"(?<=[.!?])[)*]*\s+", " ".join(plain.split()))
+
+
+def test_sentences_have_at_most_25_words():
+    """Of every page but that of the defects, which is made of their table."""
+    pages = [page for page in (README.parent / "docs").glob("*.md") if page.stem not in ("defects", "changelog")]
+    if not pages:
+        pytest.skip("the documentation is not beside the tests")
+    found = [(page.name, s) for page in pages for s in sentences(page.read_text(encoding="utf-8"))]
+    assert len(found) > 500
+    assert [(page, s) for page, s in found if len(re.findall(r"\w[\w'/.%-]*", s)) > 25] == []
 
 
 def test_links_lead_to_files():

@@ -1,0 +1,390 @@
+"""What the judge sees at every length of a sum: each bug in each output that it reaches, and no honest kernel accused.
+
+A setting is an operation, m, a dtype and a class of data. A bug (`selftest_tool.rows`) reaches an output where
+its bits differ from those of the same kernel without it; there the output must be FAIL. That is required
+
+* of elements that are dropped, doubled, swapped or read from beside them, and of 16-bit results that are not rounded
+  to nearest, on exact data, and on random data in sums of up to `SEEN` terms,
+* of elements apart from the others of their statistic, where these are asked
+  (`pybnorm.check.judging.elements`),
+* of everything else on exact data; on random data long sums may be as far off by rounding as by most of these, which is
+  counted and required of nobody.
+
+An effect of no more than `VISIBLE` times what one division and one store may round cannot be seen, and is listed so;
+nor can one, on exact data, that Welford's recurrence may have where it was right in all channels but for a chance. No
+honest kernel may be FAIL or MISTRUSTED, and but for the one-pass kernel none may be WARN. One float32 chain may
+be CHAIN.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+import pybnorm
+from pybnorm.check.judging import whole_call
+from pybnorm.check.judging.bounds import Expected, Status, Tier, expect, judging
+from pybnorm.check.judging.deviations import measured
+from pybnorm.check.judging.elements import asked
+from pybnorm.check.judging.roundings import EXPLAINED
+from pybnorm.check.judging.whole_call import Record, counted, judge_call, scatter_of
+from pybnorm.check.language.data import generate, sums_are_exact
+from pybnorm.check.language.problem import DATA_OUTPUTS, Problem
+from pybnorm.enums import DataType
+from pybnorm.errors import ArgumentError
+from selftest_tool import rows
+
+__all__ = [
+    "ELEMENTS",
+    "QUICK",
+    "SHAPES",
+    "VISIBLE",
+    "WHOLE",
+    "Report",
+    "Setting",
+    "kept",
+    "render",
+    "run",
+]
+
+Array = npt.NDArray[Any]
+
+SHAPES = {
+    64: "4x16x4x4",
+    3136: "16x16x14x14",
+    25088: "8x16x56x56",
+    100352: "32x16x56x56",
+    401408: "32x16x112x112",
+    1000000: "4x16x500x500",
+}
+"""Dims by m; sixteen channels."""
+CHANNELS = 16
+VISIBLE = 3.0
+SEEN = 25088
+"""Terms of a random sum up to which an element that is missing must show; in longer ones a variance hides it."""
+_LEAST = Tier("least", False, 1.0, exact=True)
+"""What may be rounded after the sums."""
+_WORDS = (" dropped", " twice", " swapped in dscale", " from beside it")
+ELEMENTS = frozenset(
+    name
+    for name in rows.BUGS
+    if ("element" in name and any(w in name for w in _WORDS)) or name.startswith("x of ") or "16-bit results" in name
+)
+"""Bugs that are required on random data, too, in sums of up to `SEEN` terms."""
+TOGETHER = frozenset({"results of 17 bits", "last quarter of the results 5e-6 too large"})
+"""Bugs of elements apart from the others, which float32 results of long sums show on every class of data."""
+_ANYWHERE = frozenset(
+    n for n in ELEMENTS if any(word in n for word in ("in the middle", "of one warp", "of each block"))
+)
+"""Those of elements that lie elsewhere in each rank's share."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What the kernels compute."""
+
+    operation: str
+    m: int
+    fill: str
+    dtype: str = "f32"
+    options: str = ""
+    """Of the problem, such as an activation."""
+
+    @property
+    def problem(self) -> Problem:
+        """The problem of it."""
+        if self.operation == "gather_stats":
+            return Problem.parse(f"gather_stats,spatial,{self.dtype},nchw,{self.m}x{CHANNELS},fill={self.fill}")
+        blends = self.m == min(SHAPES) and self.operation != "backward_reduce" and not self.options
+        blend = ",alpha=2,beta=0.5" if blends else ""
+        return Problem.parse(
+            f"{self.operation},spatial,{self.dtype},nchw,{SHAPES[self.m]},fill={self.fill}{blend}{self._more}"
+        )
+
+    @property
+    def _more(self) -> str:
+        return f",{self.options}" if self.options else ""
+
+    def __str__(self) -> str:
+        return f"{self.operation} m={self.m} {self.dtype} {self.fill}{self._more}"
+
+
+def _settings(
+    lengths: Iterable[int],
+    dtypes: Iterable[str] = ("f32",),
+    operations: Iterable[str] = ("train", "backward", "infer"),
+) -> tuple[Setting, ...]:
+    return tuple(
+        Setting(operation, m, fill, dtype)
+        for m in lengths
+        for dtype in dtypes
+        for fill in ("exact", "randn")
+        for operation in operations
+    )
+
+
+_COMPOSED = ("frozen", "training_grad", "backward_reduce", "backward_elemt", "elemt", "sync_train", "sync_backward")
+SHORT = ("f16", "bf16")
+
+
+def _activated(lengths: Iterable[int]) -> tuple[Setting, ...]:
+    """Each operation with an activation, masked by forward's result and by one that is made again."""
+    return tuple(
+        Setting(operation, m, fill, options=f"activation={activation}")
+        for m in lengths
+        for fill in ("exact", "randn")
+        for operation, activation in (
+            ("train", "clipped_relu"),
+            ("train", "clamp,residual=1"),
+            ("infer", "clamp,residual=1"),
+            ("backward", "clamp"),
+            ("backward", "clipped_relu,residual=1"),
+        )
+    )
+
+
+QUICK = (
+    *_settings((64, 3136)),
+    *_settings((64,), SHORT),
+    *(s for s in _settings((25088,)) if s.operation != "infer"),
+    *_settings((64,), operations=_COMPOSED),
+    *_activated((64,)),
+    Setting("gather_stats", 64, "randn"),
+)
+"""Some minutes."""
+WHOLE = (
+    *_settings(SHAPES),
+    *_settings((64, 3136, 100352), SHORT),
+    *_settings((64, 3136, 100352), ("f32", *SHORT), _COMPOSED),
+    *_activated((64, 3136, 100352)),
+    Setting("gather_stats", 64, "randn"),
+)
+"""Half an hour."""
+
+
+@dataclasses.dataclass
+class Report:
+    """What was found."""
+
+    settings: list[str]
+    found: dict[str, dict[str, list[str]]]
+    """By bug and setting: the outputs that were FAIL."""
+    missed: dict[str, dict[str, list[str]]]
+    """The outputs that had to be and were not."""
+    hidden: dict[str, dict[str, list[str]]]
+    """Outputs in which it cannot be seen, with the reason."""
+    alarms: list[str]
+    """Honest kernels that were objected to."""
+    judged: int
+    """Outputs of honest kernels."""
+    seconds: float
+
+    @property
+    def good(self) -> bool:
+        """Nothing missed, nobody accused."""
+        return not self.missed and not self.alarms
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return vars(self) | {"good": self.good}
+
+
+def run(
+    settings: Sequence[Setting] = QUICK,
+    progress: Callable[[str, int, int], None] | None = None,
+    keep: str | None = None,
+) -> Report:
+    """Judge every style and every bug in every setting.
+
+    Parameters
+    ----------
+    settings : sequence of Setting
+    progress : callable, optional
+        Called with a text, the steps done and the steps in all.
+    keep : str, optional
+        A file that takes what each setting gave, one line of JSON each; settings that it has are not run again.
+
+    Raises
+    ------
+    ArgumentError
+        `keep` is no such file, or of other versions.
+    """
+    report = Report([str(s) for s in settings], {}, {}, {}, [], 0, 0.0)
+    have = {} if keep is None else kept(keep)
+    for step, setting in enumerate(settings):
+        if progress is not None:
+            progress(str(setting), step, len(settings))
+        one = have.get(str(setting))
+        if one is None:
+            with _statuses_only():
+                one = _one(setting)
+            if keep is not None:
+                with open(keep, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(vars(one) | {"versions": _versions()}) + "\n")
+        for name in ("found", "missed", "hidden"):
+            for bug, places in getattr(one, name).items():
+                getattr(report, name).setdefault(bug, {}).update(places)
+        report.alarms += one.alarms
+        report.judged += one.judged
+        report.seconds += one.seconds
+    return report
+
+
+@contextlib.contextmanager
+def _statuses_only() -> Iterator[None]:
+    """Leave out what names conventions and places: most of the time of a FAIL, and no status depends on it."""
+    nothing = {"convention_of": lambda *_: None}, {"put": lambda *_: None}
+    with mock.patch.multiple(whole_call, **nothing[0]), mock.patch.multiple(judging, **nothing[1]):
+        yield
+
+
+def _versions() -> list[str]:
+    return [pybnorm.__version__, np.__version__, ml_dtypes.__version__]
+
+
+def kept(file: str) -> dict[str, Report]:
+    """The settings that an earlier run has left in `file`, if it is there; a last line that is cut off is none.
+
+    Raises
+    ------
+    ArgumentError
+        It is no such file, or of other versions.
+    """
+    found: dict[str, Report] = {}
+    if not os.path.exists(file):
+        return found
+    with open(file, encoding="utf-8") as stream:
+        for line in stream:
+            if not line.endswith("\n"):
+                break
+            try:
+                values = json.loads(line)
+                versions = values.pop("versions")
+                one = Report(**values)
+            except (ValueError, TypeError, KeyError, AttributeError):
+                raise ArgumentError("--keep", file, "a file that --keep has made, or none") from None
+            if versions != _versions():
+                raise ArgumentError("--keep", f"results of {versions}", f"results of {_versions()}, or another file")
+            found[one.settings[0]] = one
+    return found
+
+
+def _one(setting: Setting) -> Report:
+    """Every style and every bug in one setting."""
+    started = time.perf_counter()
+    report = Report([str(setting)], {}, {}, {}, [], 0, 0.0)
+    problem = setting.problem
+    inputs = generate(problem)
+    expected, by_channel = expect(problem, inputs), rows.Rows(problem, inputs)
+    for style, kernel in rows.STYLES.items():
+        verdicts = judge_call(expected, rows.outputs(kernel, by_channel))
+        report.judged += len(verdicts)
+        allowed = [Status.PASS]
+        allowed += [Status.WARN] if style == "one pass" else [Status.CHAIN] if style in rows.ONE_CHAIN else []
+        report.alarms += [
+            f"{setting}: {style}: {v.output} {v.status.value}: {v.note}"
+            for v in verdicts.values()
+            if v.status not in allowed
+        ]
+    right = rows.outputs(rows.Kernel(), by_channel)
+    for bug in rows.BUGS:
+        _look(report, setting, bug, expected, by_channel, right)
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def _look(
+    report: Report, setting: Setting, bug: str, expected: Expected, by_channel: rows.Rows, right: dict[str, Array]
+) -> None:
+    """Enter what the judge says of one bug."""
+    got = rows.outputs(rows.BUGS[bug], by_channel)
+    reached = [name for name in got if got[name].tobytes() != right[name].tobytes()]
+    if not reached:
+        return
+    record, recurrence = Record(), counted(scatter_of(CHANNELS, 2.0), setting.m)
+    verdicts = judge_call(expected, got, record)
+    exact = sums_are_exact(expected.problem)
+
+    def enter(where: dict[str, dict[str, list[str]]], text: str) -> None:
+        where.setdefault(bug, {}).setdefault(str(setting), []).append(text)
+
+    for name in reached:
+        if verdicts[name].status == Status.FAIL:
+            enter(report.found, name)
+        elif _effect(expected, name, got[name], right[name]) <= VISIBLE:
+            enter(report.hidden, f"{name}: no more than roundings of the result")
+        elif bug in TOGETHER and expected.problem.dtype == DataType.FLOAT32 and asked(expected, name):
+            enter(report.missed, f"{name}: {verdicts[name].status.value}")
+        elif not exact and (bug not in ELEMENTS or setting.m > SEEN):
+            enter(report.hidden, f"{name}: no more than the roundings of {setting.m} terms")
+        elif not exact and setting.operation.startswith("sync") and bug in _ANYWHERE:
+            enter(report.hidden, f"{name}: the places of the ranks are foretold together at their ends only")
+        elif exact and _effect(expected, name, got[name], right[name], recurrence) <= 1:
+            enter(report.hidden, f"{name}: no more than Welford's recurrence rounds in {CHANNELS} channels")
+        elif exact and expected.problem.takes_variance and verdicts[name].status == Status.PASS:
+            enter(report.hidden, f"{name}: no more than the roundings of terms whose 1/sigma is not exact")
+        elif not exact and (share := _left_by_store(expected, bug, name, got)) < EXPLAINED:
+            enter(report.hidden, f"{name}: 16-bit results keep {100 * share:.0f} % of what its sums are off by")
+        else:
+            enter(report.missed, f"{name}: {verdicts[name].status.value}")
+
+
+def _left_by_store(expected: Expected, bug: str, name: str, got: dict[str, Array]) -> float:
+    """Share of the deviation that a 16-bit y or dx shows that is the kernel's own; of the sum that shows most.
+
+    A bug whose prediction is right to the last digit explains no more of it.
+    """
+    problem, inputs = expected.problem, expected.inputs
+    if name not in DATA_OUTPUTS or problem.dtype.itemsize != 2:
+        return 1.0
+    wide = {n: a.astype(np.float32) for n in ("x", "dy", "prior") if (a := getattr(inputs, n)) is not None}
+    plain, same = dataclasses.replace(problem, dtype=DataType.FLOAT32), dataclasses.replace(inputs, **wide)
+    own = measured(expect(plain, same), name, rows.outputs(rows.BUGS[bug], rows.Rows(plain, same))[name])
+    shown = measured(expected, name, got[name])
+    shares = [1 - float(np.sum((shown[s] - own[s]) ** 2)) / max(float(np.sum(shown[s] ** 2)), 1e-300) for s in shown]
+    return max(shares, default=1.0)
+
+
+def _effect(expected: Expected, name: str, got: Array, right: Array, least: Tier = _LEAST) -> float:
+    """Largest change by a bug, in units of the bound of `least`."""
+    worst = 0.0
+    with np.errstate(all="ignore"):
+        for part in expected.parts(name, got, (least,)):
+            assert part.got is not None
+            plain = right.reshape(expected.shape(name))[part.index].astype(np.float64)
+            worst = max(worst, float(np.nanmax(np.abs(part.got - plain) / part.classes[0][0])))
+    return worst
+
+
+def render(report: Report) -> str:
+    """The report as a table: of each bug, the outputs in which it was seen, in which not, and why."""
+    lines = [f"settings: {len(report.settings)}: {', '.join(report.settings)}", ""]
+    lines.append(f"{'bug':<58}{'outputs seen':>14}{'missed':>8}{'cannot be seen':>16}")
+    for bug in rows.BUGS:
+        counts = [sum(map(len, where.get(bug, {}).values())) for where in (report.found, report.missed, report.hidden)]
+        lines.append(f"{bug:<58}{counts[0]:>14}{counts[1]:>8}{counts[2]:>16}")
+    lines += ["", "cannot be seen:"]
+    for bug, places in report.hidden.items():
+        for setting, outputs in places.items():
+            lines.append(f"    {bug}: {setting}: {', '.join(outputs)}")
+    for bug, places in report.missed.items():
+        for setting, outputs in places.items():
+            lines.append(f"MISSED {bug}: {setting}: {', '.join(outputs)}")
+    lines += [f"FALSE ALARM {text}" for text in report.alarms]
+    verdict = "as required" if report.good else "NOT as required"
+    lines += [
+        "",
+        f"{len(rows.BUGS)} bugs, {len(rows.STYLES)} honest styles of kernels ({report.judged} outputs judged, "
+        f"{len(report.alarms)} objected to): {verdict}, in {report.seconds:.0f} s",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,69 @@
+"""CHAIN: sums in long chains are correct and less accurate, and nothing else that is off is taken for them."""
+
+import numpy as np
+import pytest
+from selftest_tool import rows
+from selftest_tool.kernels import lanes
+from selftest_tool.styles import STYLES
+
+from pybnorm.check.judging.bounds import Status, expect
+from pybnorm.check.judging.whole_call import judge_call
+from pybnorm.check.language.data import generate
+from pybnorm.check.language.problem import Problem
+
+
+def sixteen_bits(a):
+    """As bfloat16 holds it."""
+    return ((a.view(np.uint32) + np.uint32(0x8000)) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+LINES = [
+    "train,spatial,f32,nchw,16x8x14x14,fill=sparse",
+    "train,spatial,f32,nchw,128x4x14x14,fill=relu",
+    "train,spatial,f32,nchw,32x2x56x56,fill=image",
+    "train,spatial,f32,nchw,32x4x56x56,fill=level",
+    "backward,spatial,f32,nchw,16x4x56x56,fill=sparse,saved=0",
+]
+CORRECT = {"one chain": rows.Kernel(total=rows.sequential), "blocks": STYLES["blocks of 1024 in sequence"]}
+WRONG = {
+    "inputs of 16 bits": rows.Kernel(reads={"": sixteen_bits}),
+    "inputs of 16 bits in one chain": rows.Kernel(reads={"": sixteen_bits}, total=rows.sequential),
+    "a part left out": rows.Kernel(reads={"": lambda a: a[:, : a.shape[1] * 199 // 200]}),
+    "a part left out of one chain": rows.Kernel(
+        reads={"": lambda a: a[:, : a.shape[1] * 199 // 200]}, total=rows.sequential
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=LINES)
+def judged(request):
+    problem = Problem.parse(request.param)
+    inputs = generate(problem)
+    expected, by_channel = expect(problem, inputs), rows.Rows(problem, inputs)
+    return lambda kernel: judge_call(expected, rows.outputs(kernel, by_channel))
+
+
+@pytest.mark.parametrize("style", CORRECT)
+def test_chains_are_no_failure(judged, style):
+    found = judged(CORRECT[style])
+    assert {v.status for v in found.values()} <= {Status.PASS, Status.WARN, Status.CHAIN}, found
+    assert all("sums in chains of " in v.note for v in found.values() if v.status == Status.CHAIN)
+
+
+def test_a_chain_that_is_off_by_more_than_one_twice_as_long_is_seen():
+    """As PyTorch's two threads sum equal values of channels-last tensors."""
+    problem = Problem.parse("train,spatial,f32,nhwc,32x2x56x56,fill=level")
+    inputs = generate(problem)
+    expected, by_channel = expect(problem, inputs), rows.Rows(problem, inputs)
+    found = judge_call(expected, rows.outputs(rows.Kernel(total=lanes(2)), by_channel))
+    assert found["saved_mean"].status == Status.CHAIN
+    assert found["saved_mean"].note.startswith("sums in chains of 50176 terms")
+
+
+def test_a_chain_is_seen(judged):
+    assert Status.CHAIN in {v.status for v in judged(CORRECT["one chain"]).values()}
+
+
+@pytest.mark.parametrize("bug", WRONG)
+def test_what_is_wrong_stays_wrong(judged, bug):
+    assert Status.FAIL in {v.status for v in judged(WRONG[bug]).values()}

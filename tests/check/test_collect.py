@@ -1,0 +1,72 @@
+"""`pybnorm collect`: one file for a report, without names, that `report` and `compare` read."""
+
+import getpass
+import json
+import os
+import platform
+import zipfile
+
+import pytest
+from click.testing import CliRunner
+
+from pybnorm.check.run import archive, collection
+from pybnorm.cli import main
+from pybnorm.errors import ArgumentError
+
+
+def test_one_file_has_what_a_report_needs(tmp_path, load_library):
+    load_library("onednn")
+    file = tmp_path / "report.zip"
+    done = CliRunner().invoke(main, ["collect", "--backend", "onednn", "--seconds", "25", "-o", str(file)])
+    assert done.exit_code == 0, done.output
+    with zipfile.ZipFile(file) as found:
+        texts = {name: found.read(name).decode() for name in found.namelist()}
+    assert set(texts) == {"README.txt", "info.txt", "info.json", "check.txt", "miopen.txt", "run.json"}
+    assert all(f"  {name} " in done.output for name in texts)
+    assert all(name in texts["README.txt"] for name in texts if name != "README.txt")
+    assert any(b["backend"] == "onednn" and b["digest"] for b in json.loads(texts["info.json"])["backends"])
+    assert "onednn" in texts["info.txt"]
+    assert all(os.path.expanduser("~") + "/" not in text for text in texts.values())
+    shown = CliRunner().invoke(main, ["report", str(file)])
+    assert shown.exit_code == 0, shown.output
+    assert "oneDNN" in shown.output
+    assert CliRunner().invoke(main, ["compare", str(file), str(file)]).exit_code == 0
+    again = CliRunner().invoke(main, ["collect", "-o", str(file)])
+    assert (again.exit_code, "is there already" in again.output) == (2, True)
+
+
+def test_names_are_taken_out(monkeypatch):
+    monkeypatch.setattr(platform, "node", lambda: "tux7")
+    monkeypatch.setattr(getpass, "getuser", lambda: "ada")
+    monkeypatch.setenv("HOME", "/srv/people/ada")
+    text = "/srv/people/ada/lib.so on tux7, /home/bob/x /Users/eve/y of ada: adapter, tux77"
+    assert collection.without_names(text) == "~/lib.so on HOST, ~/x ~/y of USER: adapter, tux77"
+
+
+@pytest.mark.parametrize("kind", ["no zip", "no run", "too large"])
+def test_an_archive_that_is_none_is_refused_by_name(tmp_path, monkeypatch, kind):
+    file = tmp_path / "report.zip"
+    if kind == "no zip":
+        file.write_text("nothing")
+    else:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as made:
+            made.writestr("run.json" if kind == "too large" else "another", "[" * 5000)
+    monkeypatch.setattr(archive, "LARGEST", 4000)
+    with pytest.raises(
+        ArgumentError, match="more than 4000" if kind == "too large" else "no archive of pybnorm collect"
+    ):
+        archive.read_run(file)
+
+
+def test_an_archive_unpacks_to_less_than_a_folder_may_have(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "report.zip", "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr("run.json", "[" * 5000)
+    monkeypatch.setattr(archive, "_UNPACKED", 4000)
+    with pytest.raises(ArgumentError, match="more than 4000"):
+        archive.read_run(tmp_path / "report.zip")
+
+
+def test_a_name_of_one_letter_is_left(monkeypatch):
+    monkeypatch.setattr(platform, "node", lambda: "x")
+    monkeypatch.setattr(getpass, "getuser", lambda: "y")
+    assert collection.without_names("x is y") == "x is y"
