@@ -7,17 +7,22 @@ PYBNORM_REQUIRE, a comma separated list of backend names, says which libraries t
 PYBNORM_REQUIRE_DEVICE which of them must also find a device to compute on, PYBNORM_REQUIRE_PACKAGES which Python
 packages must be here for the tests that need them.
 
-`pytest` by itself is quick: it leaves out the tests that are marked `slow` and, of a test with many parameters, all but
-`QUICK_PARAMETERS` spread over them. `--full` runs everything; so does what selects tests itself: files, -k, -m, --lf.
+A test with several parameters runs in combinations that have every pair of their values, not in their full product.
+A test of a table is one test (`tables.table`), whose failure names each wrong row.
+`pytest` by itself is quick: it leaves out the tests that are marked `slow` and, of a test with many parameters or rows,
+all but `QUICK_PARAMETERS` spread over them. `--full` runs everything; so does what selects tests itself: files, -k, -m,
+--lf.
 """
 
 from __future__ import annotations
 
 import collections
 import functools
-import importlib
+import importlib.metadata
+import itertools
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -28,6 +33,25 @@ except ImportError as error:
     if error.name != "pybnorm":
         raise
     sys.exit(f"ERROR: {error}")  # not built, or not installed: one sentence says it all, a traceback hides it
+import tables
+
+
+def hide_outside_backends(folder):
+    """Have this process and its children see none of the backends that other distributions here have.
+
+    The first distribution of a name counts: `folder` gets one of each name, without entry points, and comes first.
+    """
+    points = importlib.metadata.entry_points(group="pybnorm.backends")
+    for name in {point.dist.metadata["Name"] for point in points}:
+        place = Path(folder, f"{name.replace('-', '_')}-0.dist-info")
+        place.mkdir()
+        (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
+    sys.path.insert(0, str(folder))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+
+
+_SHADOWS = tempfile.TemporaryDirectory()
+hide_outside_backends(_SHADOWS.name)
 
 # Child processes import the package that this one has: in a clone, the installed one, not the sources beside the tests.
 # Those started with -c or -m also look into their working directory first, which is therefore never the clone's root
@@ -56,9 +80,13 @@ def pytest_configure(config):
     selects = option.keyword or option.markexpr or getattr(option, "lf", False) or option.full
     if config.args_source is not pytest.Config.ArgsSource.ARGS and not selects:
         option.quick_run = True  # an option, which pytest-xdist hands to its workers
+    if option.quick_run:
+        tables.MOST = QUICK_PARAMETERS
 
 
+@pytest.hookimpl(trylast=True)  # after -k and -m: what is asked for by name is there
 def pytest_collection_modifyitems(config, items):
+    items[:] = pairwise(items)
     if config.option.quick_run:
         chosen = quick(items)
         config.stash[LEFT_OUT] = f"{len(items) - len(chosen)} of {len(items)} tests"
@@ -68,16 +96,40 @@ def pytest_collection_modifyitems(config, items):
 LEFT_OUT = pytest.StashKey()
 
 
+def pairwise(items):
+    """Combinations of each function's parameters, three or more, in which every pair of values is met."""
+    functions = collections.defaultdict(list)
+    for item in items:
+        functions[item.nodeid.partition("[")[0]].append(item)
+    chosen = set()
+    for made in functions.values():
+        pairs = {item: _pairs(item) for item in made}
+        missing = set().union(*pairs.values())
+        if not missing:  # nothing is combined
+            chosen.update(made)
+        while missing:
+            best = max(made, key=lambda item: len(pairs[item] & missing))
+            chosen.add(best)
+            missing -= pairs[best]
+    return [item for item in items if item in chosen]
+
+
+def _pairs(item):
+    """The pairs of parameters' values in a test, if it has three parameters or more; a tuple of them is several."""
+    values = set()
+    for name, value in getattr(getattr(item, "callspec", None), "params", {}).items():
+        parts = value if isinstance(value, tuple) and not all(isinstance(part, int) for part in value) else (value,)
+        values.update((name, place, repr(part)) for place, part in enumerate(parts))
+    return set(itertools.combinations(sorted(values), 2)) if len(values) > 2 else set()
+
+
 def quick(items):
     """Those that are not slow, and of each function some of its parameters: the first, the last and between."""
     functions = collections.defaultdict(list)
     for item in items:
         if item.get_closest_marker("slow") is None:
             functions[item.nodeid.partition("[")[0]].append(item)
-    chosen = set()
-    for made in functions.values():
-        last, most = len(made) - 1, min(QUICK_PARAMETERS, len(made))
-        chosen.update(made[last * i // max(most - 1, 1)] for i in range(most))
+    chosen = set().union(*(tables.some(made, QUICK_PARAMETERS) for made in functions.values()))
     return [item for item in items if item in chosen]
 
 

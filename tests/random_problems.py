@@ -16,16 +16,16 @@ import numpy as np
 import pybnorm
 from pybnorm import cann, devices, directml, functional, operations
 from pybnorm._arrays import CPU, Buffer
-from pybnorm.check.bounds import Status, expect
-from pybnorm.check.data import generate, numpy_dtype
-from pybnorm.check.defects import explain
-from pybnorm.check.guarded import execute
-from pybnorm.check.judging import settle
-from pybnorm.check.problem import OPTIONS, Problem
-from pybnorm.check.results import CaseResult
-from pybnorm.check.runner import classify
-from pybnorm.check.session import Session
-from pybnorm.check.verdicts import judge_call
+from pybnorm.check.judging.bounds import Status, expect
+from pybnorm.check.judging.known_defects import explain
+from pybnorm.check.judging.results import CaseResult
+from pybnorm.check.judging.standalone import settle
+from pybnorm.check.judging.whole_call import judge_call
+from pybnorm.check.language.data import generate, numpy_dtype
+from pybnorm.check.language.problem import OPTIONS, Problem
+from pybnorm.check.run.guarded import execute
+from pybnorm.check.run.runner import classify
+from pybnorm.check.run.session import Session
 from pybnorm.enums import Capability, DataType, Mode, Operation
 from pybnorm.errors import ArgumentError
 from pybnorm.graph import (
@@ -227,13 +227,15 @@ class Functional(Way):
     ):  # fmt: skip
         """batch_norm_training."""
         out = y, saved_mean, saved_inv_variance
-        self._call("training", x, scale, bias, running_mean, running_variance, out=out, **options)
+        running = {"running_mean": running_mean, "running_variance": running_variance}
+        self._call("training", x, scale, bias, **running, out=out, **options)
 
     def forward_inference(
         self, *, x, scale, bias, running_mean, running_variance, y, alpha, beta, workspace, **options
     ):  # fmt: skip
         """batch_norm_inference."""
-        self._call("inference", x, scale, bias, running_mean, running_variance, out=y, **options)
+        vectors = {"running_mean": running_mean, "running_variance": running_variance, "scale": scale, "bias": bias}
+        self._call("inference", x, **vectors, out=y, **options)
 
     def backward(
         self, *, x, dy, scale, dx, dscale, dbias, saved_mean=None, saved_inv_variance=None,

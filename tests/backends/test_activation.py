@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from place import device_of
+from tables import table
 
 import pybnorm
 from pybnorm import (
@@ -165,7 +166,7 @@ def test_none_is_no_activation(handle, operation):
         case.judge()
 
 
-@pytest.mark.parametrize(("changes", "argument"), [
+@table(("changes", "argument"), [
     ({"activation": 4}, "activation"), ({"activation": "tanh"}, "activation"), ({"activation": None}, "activation"),
     ({"activation": True}, "activation"),
     ({"activation": "relu", "activation_low": 0.0}, "activation_low"),
@@ -181,8 +182,8 @@ def test_none_is_no_activation(handle, operation):
     ({"activation": "clamp", "activation_low": 1.0, "activation_high": 1.0 + 1e-9}, "activation_high"),
     ({"activation": "clamp", "activation_low": float("-inf"), "activation_high": 1.0}, "activation_low"),
     ({"activation": "clamp", "activation_low": "0", "activation_high": 1.0}, "activation_low"),
-], ids=str)  # fmt: skip
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda v: v.name)
+])  # fmt: skip
+@table("operation", OPERATIONS)
 def test_bad_activations_are_refused_by_name(handle, operation, changes, argument):
     case = Case(handle, operation, Mode.SPATIAL, None)
     with pytest.raises(ArgumentError) as caught:
@@ -306,14 +307,14 @@ def test_inference_without_estimates_takes_an_activation(handle):
     case.judge()
 
 
-@pytest.mark.parametrize(("descriptor", "argument"), [
+@table(("descriptor", "argument"), [
     (ActivationMode.RELU, "activ_desc"), ("relu", "activ_desc"), ((3, 0.0, 0.0), "activ_desc"),
     (miopen.ActivationDescriptor(1), "activ_desc"), (miopen.ActivationDescriptor("relu"), "activ_desc"),
     (miopen.ActivationDescriptor(7), "activ_desc.alpha"), (miopen.ActivationDescriptor(7, None), "activ_desc.alpha"),
     (miopen.ActivationDescriptor(10, 1.0, 1.0), "activ_desc.beta"),
     (miopen.ActivationDescriptor(10, float("nan"), 1.0), "activ_desc.alpha"),
-], ids=str)  # fmt: skip
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda v: v.name)
+])  # fmt: skip
+@table("operation", OPERATIONS)
 def test_bad_descriptors_are_refused_in_miopens_words(handle, operation, descriptor, argument):
     case = Named(handle, operation, Mode.SPATIAL, "relu")
     with pytest.raises(ArgumentError) as caught:

@@ -4,6 +4,7 @@ import ctypes
 import gc
 
 import pytest
+from tables import table
 
 import pybnorm
 from pybnorm import DataType, Layout, Mode, _arguments, errors
@@ -113,7 +114,7 @@ def test_ten_thousand_descriptors_leave_no_memory(backend):
     assert min(grown() for _ in range(3)) < 200
 
 
-@pytest.mark.parametrize(
+@table(
     ("dtype", "dims", "strides", "argument"),
     [
         ("int8", (2, 3), None, "dtype"),
@@ -155,7 +156,7 @@ def test_unknown_backends_are_named(backend_name):
     assert "'onednn'" in info.value.allowed
 
 
-@pytest.mark.parametrize("pointer", [0, None, -1, "x", 2.0])
+@table("pointer", [0, None, -1, "x", 2.0])
 def test_bad_foreign_pointers(backend, pointer):
     with pytest.raises(pybnorm.ArgumentError):
         pybnorm.TensorDescriptor.from_pointer(backend, pointer)

@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from place import device_of
+from tables import table
 
 import pybnorm
 from pybnorm import DataType, Mode, Operation, _arguments
@@ -70,7 +71,7 @@ def test_fill_by_addresses(handle):
     assert (device.to_numpy(placed) == -2.5).all()
 
 
-@pytest.mark.parametrize(
+@table(
     ("dtype", "value"),
     [
         (DataType.FLOAT32, 1e39),
@@ -82,7 +83,6 @@ def test_fill_by_addresses(handle):
         (DataType.FLOAT32, None),
         (DataType.FLOAT32, True),
     ],
-    ids=str,
 )
 def test_a_bad_value(handle, dtype, value):
     device = device_of(handle)

@@ -16,12 +16,13 @@ from place import device_of
 
 import pybnorm
 from pybnorm import Activation, DataType, Mode
-from pybnorm.check import bounds
-from pybnorm.check.bounds import Status
-from pybnorm.check.data import generate, numpy_dtype, round_to
-from pybnorm.check.problem import Problem
+from pybnorm.check.judging import bounds
+from pybnorm.check.judging.bounds import Status
+from pybnorm.check.language.data import generate, numpy_dtype, round_to
+from pybnorm.check.language.problem import Problem
 
 DIMS = ["8x64x9x7", "3x4x5x5", "16x12x17x13", "64x16", "8x16x33", "2x8x4x5x6", "4x1024x3x3", "8x64x56x56"]
+HAVE_IT = {"cudnn", "native", "native_cuda"}
 STATISTICS = ("running_mean", "running_variance", "saved_mean", "saved_inv_variance")
 
 
@@ -184,9 +185,10 @@ def test_the_judge_of_inference(dtype, z):
 # ---------------------------------------------------------------- on a device
 
 
-def fused(handle):
-    if handle.backend != "cudnn":
-        pytest.skip(f"{handle.backend} has no plan with an activation; that it refuses is tested")
+def fused(handle, algorithm="auto"):
+    if not HAVE_IT & {handle.backend} or (handle.backend != "cudnn" and algorithm != "auto"):
+        what = "no plan with an activation; that it refuses is tested" if algorithm == "auto" else f"no {algorithm}"
+        pytest.skip(f"{handle.backend} has {what}")
     return device_of(handle)
 
 
@@ -260,7 +262,7 @@ class OnDevice:
 @pytest.mark.parametrize("z", [False, True], ids=["activation", "residual"])
 @pytest.mark.parametrize("algorithm", ["auto", "ex", "graph", "graph:1", "graph:2"])
 def test_fused_calls_are_within_the_bound(handle, algorithm, z, dtype, dims):
-    fused(handle)
+    fused(handle, algorithm)
     case = Case(dims, dtype, z)
     try:
         on = OnDevice(handle, case, algorithm)
@@ -270,7 +272,7 @@ def test_fused_calls_are_within_the_bound(handle, algorithm, z, dtype, dims):
     except (pybnorm.UnsupportedError, pybnorm.NotSupportedError) as error:
         # NVIDIA documents the fused kernels for float16 images; what else a version takes is its own answer.
         whole = case.problem.dims[1] % 8 == 0  # bytes of a mask, which the graph takes
-        if (
+        if handle.backend != "cudnn" or (
             dtype == "f16"
             and dims.count("x") == 3
             and (algorithm in ("auto", "ex") or (algorithm == "graph" and whole))
@@ -278,7 +280,7 @@ def test_fused_calls_are_within_the_bound(handle, algorithm, z, dtype, dims):
             raise
         pytest.skip(f"cudnn fuses no {'residual' if z else 'activation'} for {dtype} {dims}: {error.status_name}")
     ways = {plan.algorithm.partition(":")[0] for plan in (on.forward, on.backward)}
-    assert ways <= {"ex", "graph"}
+    assert ways <= {"ex", "graph"} or ways == {"plain"}
     assert not z or len(ways) == 1, "one reads what the other left"
     assert on.forward.reserve_size == on.backward.reserve_size
     assert case.judge_forward(seen) == []
@@ -304,11 +306,15 @@ def test_a_nan_stays_in_its_channel(handle):
     case.inputs.x[3, 5, 2, 2] = np.nan
     seen = OnDevice(handle, case).run_forward()
     others = np.arange(64) != 5
-    assert seen["y"][:, others].tobytes() == right["y"][:, others].tobytes()
+    # native sums the channels of a part again, in double, where one of them needs it: the last bit may change
+    near = 0 if handle.backend == "cudnn" else 2 * np.spacing(np.abs(right["y"][:, others]))
+    assert (np.abs(seen["y"][:, others] - right["y"][:, others]) <= near).all()
     assert (np.isnan(seen["y"][:, 5]) | (seen["y"][:, 5] == 0)).all()  # max(NaN, 0) is either, by the kernel
     assert np.isnan(seen["saved_mean"][5])
     for name in STATISTICS:
-        assert seen[name][others].tobytes() == right[name][others].tobytes()
+        assert np.allclose(
+            seen[name][others], right[name][others], rtol=0 if handle.backend == "cudnn" else 1e-6, atol=0
+        )
 
 
 @pytest.mark.parametrize("dims", [*DIMS, "8x7x5x3"])
@@ -324,11 +330,11 @@ def test_fused_inference_is_within_the_bound(handle, z, dtype, dims):
         device.from_numpy(np.ascontiguousarray(v.reshape(-1)))
         for v in (inputs.scale, inputs.bias, inputs.mean, inputs.variance)
     ]
-    for algorithm in ("auto", "pointwise"):
+    for algorithm in ("auto", "pointwise") if handle.backend == "cudnn" else ("auto", "plain"):
         plan = handle.plan_forward_inference(
             x, y, algorithm=algorithm, epsilon=case.problem.epsilon, activation="relu", **residual
         )
-        assert plan.algorithm.startswith("pointwise")
+        assert plan.algorithm.startswith(("pointwise", "plain"))
         space = device.empty_bytes(plan.workspace_size) if plan.workspace_size else None
         plan(x, *vectors, y, None if space is None else (space.pointer, space.nbytes), **residual)
         device.synchronize()
@@ -354,7 +360,9 @@ def test_recorded_errors_of_good_calls(handle):
 
 def test_an_overflow_of_the_persistent_kernels_is_asked_for_by_name(handle):
     """x beyond 1e10: sums in fixed point overflow. That it is recorded is documented for some kernels only."""
-    device = fused(handle)
+    if handle.backend != "cudnn":
+        pytest.skip(f"{handle.backend} has no such kernels")
+    device = device_of(handle)
     values = 1e15 * np.random.default_rng(3).standard_normal((64, 32, 112, 112)).astype(np.float32)
     x, y = (device.from_numpy(v) for v in (values, np.empty_like(values)))
     ones, zeros = (device.from_numpy(np.full(32, v, np.float32)) for v in (1, 0))
@@ -368,12 +376,14 @@ def test_an_overflow_of_the_persistent_kernels_is_asked_for_by_name(handle):
 
 
 def test_other_backends_refuse(handle):
-    if handle.backend == "cudnn":
-        pytest.skip("cudnn has it")
+    if handle.backend in HAVE_IT:
+        pytest.skip(f"{handle.backend} has it")
     with pybnorm.TensorDescriptor(handle.backend, "f32", (2, 8, 3, 5)) as x:
         for make in (handle.plan_forward_training, handle.plan_forward_inference, handle.plan_backward):
             for options in ({}, {"z": True}, {"z": x}):
-                with pytest.raises(pybnorm.UnsupportedError, match="activation") as caught:
+                tensor = "dz" if make == handle.plan_backward else "z"
+                match = f"no tensor '{tensor}' here: Capability.RESIDUAL" if options else "activation"
+                with pytest.raises(pybnorm.UnsupportedError, match=match) as caught:
                     make(x, activation=Activation.RELU, **options)
                 assert caught.value.backend == handle.backend
             with pytest.raises(pybnorm.ArgumentError, match="z"):
@@ -386,7 +396,9 @@ def test_other_backends_refuse(handle):
 
 def test_a_lost_context_is_named_and_left_in_order(handle):
     """In a process of its own: an address that is mapped nowhere, in a call that is right otherwise."""
-    fused(handle)
+    if handle.backend != "cudnn":
+        pytest.skip(f"{handle.backend}: written with cuDNN's")
+    device_of(handle)
     script = """
         import gc, sys
         import numpy as np

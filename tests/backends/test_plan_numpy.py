@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tables import table
 
 import pybnorm
 
@@ -46,7 +47,7 @@ def unaligned(shape):
     return np.zeros(4 * int(np.prod(shape)) + 1, np.uint8)[1:].view(np.float32).reshape(shape)
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "make"),
     [
         ("x", lambda: np.ones((4, 8, 5, 3), np.float32)),

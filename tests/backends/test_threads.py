@@ -233,9 +233,10 @@ def composed(d, epsilon, handle):
     functional = importlib.import_module("pybnorm.functional")
     mean, variance = d.mean.copy(), d.variance.copy()
     kind = {"epsilon": epsilon, "handle": handle}
-    y, saved_mean, saved_inv = functional.batch_norm_training(d.x, d.scale, d.bias, mean, variance, **kind)
+    running = {"running_mean": mean, "running_variance": variance}
+    y, saved_mean, saved_inv = functional.batch_norm_training(d.x, d.scale, d.bias, **running, **kind)
     grads = functional.batch_norm_backward(d.x, d.dy, d.scale, saved_mean, saved_inv, **kind)
-    z = functional.batch_norm_inference(d.x, d.scale, d.bias, mean, variance, **kind)
+    z = functional.batch_norm_inference(d.x, scale=d.scale, bias=d.bias, **running, **kind)
     return [a.tobytes() for a in (y, saved_mean, saved_inv, mean, variance, *grads, z)]
 
 

@@ -9,8 +9,8 @@ from place import device_of
 
 import pybnorm
 from pybnorm import DataType, Layout, Mode, Operation, _arguments, capability
-from pybnorm.check import data
-from pybnorm.check.problem import Problem
+from pybnorm.check.language import data
+from pybnorm.check.language.problem import Problem
 
 
 def main():

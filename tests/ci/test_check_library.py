@@ -97,6 +97,32 @@ def test_the_action_leaves_reports_and_a_summary(service, tmp_path):
 
 
 @pytest.mark.slow
+def test_the_documented_recipe_is_green_and_known_defects_are_notices(service, tmp_path):
+    """The step that docs/ci.md shows, on oneDNN, whose version here has known defects; then against its own run."""
+    recipe = (ROOT / "docs/ci.md").read_text().partition("```yaml")[2].partition("```")[0]
+    given = dict(re.findall(r'^          ([a-z-]+): "?([^"#\n]*?)"?(?: +#.*)?$', recipe, re.MULTILINE))
+    assert set(given) == {"backend", "suite", "library", "baseline", "allow-known"}
+    inputs = {name.replace("-", "_").upper(): value for name, value in given.items()}
+    inputs |= {"BACKEND": "onednn", "LIBRARY": "", "BASELINE": "", "OPTIONS": "--jobs 2", "OMP_NUM_THREADS": "1"}
+    _, check = steps()
+    done = ran(service, "bash", "-eo", "pipefail", "-c", check, **inputs)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    assert "::error" not in done.stdout
+    known = json.loads((tmp_path / "pybnorm-check/report.json").read_text())["cases"]
+    known = [case["known"] for case in known if case["allowed"]]
+    assert len(re.findall("^::notice title=onednn%3A ", done.stdout, re.MULTILINE)) == min(10, len(known))
+    junit = ET.parse(tmp_path / "pybnorm-check/junit.xml")
+    assert junit.find(".//failure") is None
+    assert junit.find(".//error") is None
+    baseline = str(tmp_path / "pybnorm-check/run")
+    again = ran(service, "bash", "-eo", "pipefail", "-c", check, **inputs | {"BASELINE": baseline}, GITHUB_ACTION="2")
+    assert again.returncode == 0, again.stdout[-3000:] + again.stderr
+    summary = Path(service["GITHUB_STEP_SUMMARY"]).read_text()
+    assert ("**known defects, allowed**" in summary) == bool(known)
+    assert re.search(r"oneDNN \S+ \(A\) to oneDNN \S+ \(B\): no change in \d+ cases", summary)
+
+
+@pytest.mark.slow
 def test_the_job_of_gitlab_leaves_the_same(service, tmp_path):
     text = (ROOT / "ci/gitlab.yml").read_text()
     (block,) = re.findall(r"^    - \|\n((?:      .*\n)+)", text, re.MULTILINE)
@@ -149,8 +175,8 @@ def test_what_is_wrong_is_an_annotation_and_the_exit_status(service, tmp_path):
     [
         ((), "--out is needed"),
         (("--out",), "--out needs a value"),
-        (("--out", "here", "--library", "/nowhere"), "--library needs --backend"),
-        (("--out", "here", "--library", "/nowhere", "--backend", "onednn"), "/nowhere is no file"),
+        (("--out", "here", "--library", "/nowhere"), "whose library it is"),
+        (("--out", "here", "--library", "/nowhere", "--backend", "onednn"), "the name of a file"),
         (("--out", "here", "--baseline", "/nowhere"), "--baseline /nowhere is not there"),
         (("--aut", "here"), "what is --aut?"),
     ],

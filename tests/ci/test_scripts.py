@@ -131,7 +131,7 @@ def test_without_root_or_with_failed_checks_nothing_passes(rig):
 @pytest.fixture
 def python(tree):
     tools = ("python", "python3", "ruff", "cython-lint", "mypy", "shellcheck", "zizmor", "actionlint", "pytest",
-             "pybnorm", "gcc", "clang", "cc", "apt-get", "sphinx-build")  # fmt: skip
+             "pybnorm", "gcc", "clang", "aarch64-linux-gnu-gcc", "cc", "apt-get", "sphinx-build")  # fmt: skip
     for name in tools:
         tree.stand_in(tree.bin / name, PYTHON)
     return tree

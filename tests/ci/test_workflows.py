@@ -184,6 +184,7 @@ def test_each_script_of_a_workflow_is_bash_and_has_its_variables(file):
 
 TESTS = """
 import pytest
+from tables import table
 
 @pytest.mark.slow
 def test_slow():
@@ -193,8 +194,9 @@ def test_slow():
 def test_many(number):
     pass
 
-def test_one():
-    pass
+@table("number", range(10))
+def test_one(number):
+    print("row", number)
 """
 
 
@@ -202,7 +204,8 @@ def test_one():
 def small(tmp_path):
     """A project with the settings and hooks of this one, and twelve tests."""
     (tmp_path / "tests").mkdir()
-    shutil.copy2(ROOT / "tests/conftest.py", tmp_path / "tests")
+    for name in ("conftest.py", "tables.py"):
+        shutil.copy2(ROOT / "tests" / name, tmp_path / "tests")
     (tmp_path / "tests/test_small.py").write_text(TESTS)
     settings = re.search(
         r"^\[tool\.pytest\.ini_options\]\n(?:.+\n)+", (ROOT / "pyproject.toml").read_text(), re.MULTILINE
@@ -225,6 +228,7 @@ def small(tmp_path):
 def test_pytest_by_itself_leaves_out_slow_tests_and_most_parameters_and_says_so(small):
     ran, said = small()
     assert ran == ["test_many[0]", "test_many[4]", "test_many[9]", "test_one"]
+    assert re.findall(r"row (\d)", small("-s")[1]) == ["0", "4", "9"]
     assert "quick run: 8 of 12 tests are left out; all of them: pytest --full -n auto" in said
 
 
@@ -240,8 +244,9 @@ def test_pytest_by_itself_leaves_out_slow_tests_and_most_parameters_and_says_so(
     ],
 )
 def test_what_selects_tests_itself_leaves_out_nothing(small, words):
-    ran, said = small(*words)
+    ran, said = small(*words, "-s")
     assert len(ran) == 12
+    assert len(re.findall(r"row \d", said)) == 10
     assert "left out" not in said
 
 
