@@ -1,5 +1,6 @@
 """Sphinx: ``sphinx-build -W docs BUILD``, or ``ci/docs.sh BUILD``, where pybnorm is installed; nothing is fetched."""
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -16,11 +17,14 @@ extensions = [
     "myst_parser",
     "numpydoc",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",  # the role autolink
+    "sphinx.ext.viewcode",  # [source]
     "tables",  # beside this file
 ]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 autodoc_typehints = "none"
+autodoc_mock_imports = [] if importlib.util.find_spec("torch") else ["torch"]
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
 html_theme = "pydata_sphinx_theme"
@@ -32,8 +36,10 @@ html_theme_options = {
     "navbar_center": [],  # too many pages for a line: all are at the side
     "article_header_start": [],
 }
+html_static_path = ["_static"]
+html_css_files = ["cards.css"]
 templates_path = ["_templates"]
 html_sidebars = {"**": ["pages.html"]}
 html_context = {"default_mode": "auto"}
 html_show_sourcelink = False
-default_role = "literal"
+default_role = "autolink"  # a link where the name is one of ours

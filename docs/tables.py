@@ -7,24 +7,23 @@ import importlib.resources
 import inspect
 import itertools
 import re
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
+import pytest
 from docutils import nodes
 from docutils.statemachine import StringList
 from numpydoc.docscrape import ClassDoc
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import nested_parse_with_titles
 
+import _pybnorm_pytestplugin
 import pybnorm
-from benchmarks import plot
-from benchmarks.case import TOUCHED
 from pybnorm import errors
-from pybnorm.check import bounds, problem
-from pybnorm.check.problem import Problem
-from pybnorm.check.results import OUTPUTS
+from pybnorm.check.judging import bounds
+from pybnorm.check.judging.results import OUTPUTS
+from pybnorm.check.language import lines, problem
+from pybnorm.check.language.problem import Problem
 
 Row = tuple[str, ...]
 
@@ -65,11 +64,11 @@ def operations() -> Iterator[Row]:
 def suites() -> Iterator[Row]:
     """Every packaged suite, its cases, and what its file says of itself."""
     yield "suite", "cases", "what it is"
-    for name in problem.packaged_suites():
-        source = importlib.resources.files("pybnorm.check").joinpath(f"suites/{name}.txt").read_text()
-        lines = [line.lstrip("# ").strip() for line in re.match(r"(?:#.*\n)*", source)[0].splitlines()]  # type: ignore[index]
-        text = " ".join(line for line in lines if line and "a/b in a token" not in line)
-        yield f"``{name}``", str(len(problem.load_suite(name))), text
+    for name in lines.packaged_suites():
+        source = importlib.resources.files("pybnorm.check.language").joinpath(f"suites/{name}.txt").read_text()
+        head = [line.lstrip("# ").strip() for line in re.match(r"(?:#.*\n)*", source)[0].splitlines()]  # type: ignore[index]
+        text = " ".join(line for line in head if line and "a/b in a token" not in line)
+        yield f"``{name}``", str(len(lines.load_suite(name))), text
 
 
 def statuses() -> Iterator[Row]:
@@ -93,50 +92,25 @@ def exceptions() -> Iterator[Row]:
 
 
 def algorithms() -> Iterator[Row]:
-    """Every way that a plan can take, by backend."""
+    """Every algorithm that a plan can take, by backend."""
     yield "backend", "algorithms"
     for backend in pybnorm.backends():
         yield f"``{backend}``", ", ".join(f"``{name}``" for name in pybnorm.algorithms(backend))
 
 
+def pytest_options() -> Iterator[Row]:
+    """Every option that the plugin adds to pytest."""
+    yield "option", "what it does"
+    found = pytest.Parser(_ispytest=True)
+    _pybnorm_pytestplugin.pytest_addoption(found)
+    for option in found.getgroup("pybnorm").options:
+        name, value = option.names()[0], option.attrs().get("metavar")
+        yield f"``{name}{f' {value}' if value else ''}``", option.attrs()["help"]
+
+
 TABLES: dict[str, Callable[[], Iterator[Row]]] = {
-    f.__name__: f for f in (options, operations, suites, statuses, exceptions, algorithms)
+    f.__name__: f for f in (options, operations, suites, statuses, exceptions, algorithms, pytest_options)
 }
-
-
-def bench_rows(text: str) -> Iterator[dict[str, Any]]:
-    """The rows of the table that ``pybnorm bench device`` prints, as its JSON has them."""
-    head, *lines = text[text.index("operation  layout  dtype  shape") :].splitlines()
-    names = head.split()[4:]
-    ends = [len("operation  layout  dtype  shape"), *(re.search(rf" {name}(?= |$)", head).end() for name in names)]  # type: ignore[union-attr]
-    ends[0] = head.index("shape")
-    for line in itertools.takewhile(lambda line: line.startswith(tuple(TOUCHED)), lines):
-        row: dict[str, Any] = dict(zip(("operation", "layout", "dtype", "shape"), line.split(), strict=False))
-        cells = {n: line[a:b] for n, (a, b) in zip(names, itertools.pairwise(ends), strict=True)}
-        cells[names[0]] = cells[names[0]].replace(row["shape"], "", 1)
-        times = {name: re.search(r"([\d.e+]+)[*!~]* \d+%", cell) for name, cell in cells.items()}
-        yield row | {"contenders": {name: {"seconds": float(t[1]) * 1e-6} for name, t in times.items() if t}}
-
-
-class Bench(SphinxDirective):
-    """``{pybnorm-bench} FILE``: the plot of a kept table of ``pybnorm bench device``."""
-
-    required_arguments = 1
-
-    def run(self) -> list[nodes.Node]:
-        """The plot, as a picture in the page."""
-        file = Path(self.env.srcdir, self.arguments[0])
-        self.env.note_dependency(str(file))
-        text = file.read_text(encoding="utf-8")
-        label, version, device = re.match(r"(\S+) (\S+) .*? on (.*)", text).groups()  # type: ignore[union-attr]
-        base = {name: {"base": b} for name, b in re.findall(r"^(\S+) against (\S+), ratio", text, re.M)}
-        library = {"label": label, "version": version.split(".")}
-        result = {"rows": list(bench_rows(text)), "algorithms": list(base), "summary": base}
-        with tempfile.TemporaryDirectory() as folder:
-            picture = Path(folder, "bench.svg")
-            plot.draw(result | {"library": library, "device": device}, str(picture))
-            drawn = picture.read_text(encoding="utf-8")
-        return [nodes.raw("", drawn[drawn.index("<svg") :], format="html")]
 
 
 class Table(SphinxDirective):
@@ -160,5 +134,4 @@ class Table(SphinxDirective):
 def setup(app: Any) -> dict[str, bool]:
     """Called by Sphinx."""
     app.add_directive("pybnorm", Table)
-    app.add_directive("pybnorm-bench", Bench)
     return {"parallel_read_safe": True}
