@@ -8,9 +8,9 @@ import sys
 import example
 
 from pybnorm import Mode, Operation
-from pybnorm.check import bounds
-from pybnorm.check.data import generate
-from pybnorm.check.problem import Problem
+from pybnorm.check.judging import bounds
+from pybnorm.check.language.data import generate
+from pybnorm.check.language.problem import Problem
 from pybnorm.graph import BatchnormBackwardAttributes, Graph
 
 N, C, H, W = 16, 16, 16, 16

@@ -20,5 +20,6 @@ with pybnorm.Handle("onednn") as handle:
 
 right = pybnorm.functional.batch_norm_training(whole, scale, bias)
 difference = np.abs(y - right[0][first : first + len(x)]).max()
-print(f"rank {world.rank}: {len(x)} of {len(whole)} images, {count} values per channel", end="; ")
-print(f"from the whole batch on one device y differs by {difference:.0e}", flush=True)
+line = f"rank {world.rank}: {len(x)} of {len(whole)} images, {count} values per channel; "
+line += f"from the whole batch on one device y differs by {difference:.0e}\n"
+print(line, end="", flush=True)  # in one piece: ranks print at the same time

@@ -10,8 +10,8 @@ import example
 import numpy as np
 
 from pybnorm import directml, reference
-from pybnorm.check import bounds
-from pybnorm.check.data import numpy_dtype
+from pybnorm.check.judging import bounds
+from pybnorm.check.language.data import numpy_dtype
 
 N, C, H, W = 16, 16, 16, 16
 EPSILON = 1e-5

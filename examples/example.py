@@ -15,8 +15,8 @@ import numpy as np
 
 import pybnorm
 from pybnorm import DataType, Layout, devices
-from pybnorm.check import bounds
-from pybnorm.check.data import numpy_dtype
+from pybnorm.check.judging import bounds
+from pybnorm.check.language.data import numpy_dtype
 
 LAYOUTS = {"nchw": Layout.CHANNELS_FIRST, "nhwc": Layout.CHANNELS_LAST}
 DTYPES = {d.short: d for d in (DataType.FLOAT32, DataType.FLOAT16, DataType.BFLOAT16)}

@@ -10,18 +10,16 @@ INPUTS, OUTPUTS = ("x", "scale", "bias", "mean", "variance"), ("y", "new_mean", 
 
 
 class OnnxRuntime:
-    """BatchNormalization; its running variance is the biased one, as ONNX defines it."""
+    """BatchNormalization: its running variance is the biased one, and it has no saved statistics."""
 
     name, version = "ONNX Runtime", onnxruntime.__version__
+    outputs, unbiased = ("y", "running_mean", "running_variance"), False
+    dtypes = ("f32", "f16", "bf16")  # epsilon and momentum are float32, which is too little for float64
 
     def forward_inference(self, x, scale, bias, running_mean, running_variance, epsilon):
         return run(x, (scale, bias, running_mean, running_variance), epsilon, 0.0, 0)[0]
 
-    def forward_training(
-        self, x, scale, bias, running_mean, running_variance, epsilon, exponential_average_factor, saved_mean=None
-    ):
-        if saved_mean is not None:
-            raise NotImplementedError("the operator has no saved statistics")
+    def forward_training(self, x, scale, bias, running_mean, running_variance, epsilon, exponential_average_factor):
         return tuple(run(x, (scale, bias, running_mean, running_variance), epsilon, 1 - exponential_average_factor, 1))
 
 

@@ -7,6 +7,7 @@ class Native:
     """PyTorch's kernels on the CPU."""
 
     name, version, arrays, device, cudnn = "PyTorch", torch.__version__, "torch", "cpu", False
+    parameters = "derived"
 
     def forward(self, x, scale, bias, mean, variance, factor, epsilon):
         with torch.backends.cudnn.flags(enabled=self.cudnn):
@@ -20,26 +21,24 @@ class Native:
             x, dy = (a.contiguous(memory_format=order) for a in (x, dy))
         return call(forward[4], x, dy, scale, None, None, mean, inverse, True, epsilon, every, forward[3])
 
-    def flat(self, x, *parameters):
-        if parameters[0].dtype != (torch.float64 if x.dtype == torch.float64 else torch.float32):
-            raise NotImplementedError(f"parameters of {parameters[0].dtype} beside data of {x.dtype}")
+    def flat(self, *parameters):
         return [p if p is None else p.flatten() for p in parameters]
 
     def forward_training(
         self, x, scale, bias, epsilon, exponential_average_factor, running_mean=None, running_variance=None
     ):
-        flat = self.flat(x, scale, bias, running_mean, running_variance)
+        flat = self.flat(scale, bias, running_mean, running_variance)
         y, mean, inverse, *_ = self.forward(x, *flat, exponential_average_factor, epsilon)
         names = ("y", "running_mean", "running_variance", "saved_mean", "saved_inv_variance")
         return dict(zip(names, (y, *flat[2:], mean, inverse), strict=True))
 
     def forward_inference(self, x, scale, bias, running_mean, running_variance, epsilon):
-        scale, bias, mean, variance = self.flat(x, scale, bias, running_mean, running_variance)
+        scale, bias, mean, variance = self.flat(scale, bias, running_mean, running_variance)
         with torch.backends.cudnn.flags(enabled=self.cudnn):
             return torch.batch_norm(x, scale, bias, mean, variance, False, 0.0, epsilon, self.cudnn)
 
     def backward(self, x, dy, scale, epsilon, saved_mean=None, saved_inv_variance=None):
-        scale, mean, inverse = self.flat(x, scale, saved_mean, saved_inv_variance)
+        scale, mean, inverse = self.flat(scale, saved_mean, saved_inv_variance)
         forward = self.forward(x, scale, torch.zeros_like(scale), None, None, 0.0, epsilon)  # it names the kernel
         mean, inverse = forward[1:3] if mean is None else (mean, inverse)
         return tuple(self.gradients(forward, dy, x, scale, mean, inverse, epsilon))

@@ -190,8 +190,8 @@ static int check(const pbn_call *call, const pbn_tensor *first, const pbn_tensor
     const char *why;
     if (capability(call->operation, call->mode, first->dtype, first->layout, first->rank, &why) == 0)
         return pbn_refuse(PBN_E_UNSUPPORTED, why);
-    if (call->activation != PBN_ACTIVATION_NONE || pbn_has_residual(call))
-        return pbn_refuse(PBN_E_UNSUPPORTED, "the loops fuse no activation and no residual");
+    if (call->activation != PBN_ACTIVATION_NONE)
+        return pbn_refuse(PBN_E_UNSUPPORTED, "the loops fuse no activation");
     for (int i = 0; i < 2; i++)
         if (others[i] != NULL && (others[i]->dtype != first->dtype || others[i]->rank != first->rank ||
                                   memcmp(others[i]->dims, first->dims, (size_t)first->rank * sizeof *first->dims) != 0))
