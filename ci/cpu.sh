@@ -59,10 +59,10 @@ say "pytest"
 PYBNORM_REQUIRE=onednn,cudnn PYBNORM_REQUIRE_PACKAGES=$required pytest --full -n "$(nproc)" --dist loadfile \
     --no-loadscope-reorder # which would put the files of few and long tests at the end, where they leave a core idle
 
-say "oneDNN without OpenMP: its sums are by primitives"
+say "oneDNN without OpenMP"
 python -m pip install --quiet --ignore-installed --prefix "$venv/tbb" onednn-cpu-tbb intel-cmplr-lib-rt
 LD_LIBRARY_PATH="$venv/tbb/lib" PYBNORM_LIB_ONEDNN="$venv/tbb/lib/libdnnl.so.3" PYBNORM_REQUIRE=onednn \
-    pytest -n "$(nproc)" -k "not no_product_of_all_elements" tests/backends/test_onednn_rows.py
+    pytest -n "$(nproc)" -k onednn tests/backends/test_calls.py tests/backends/test_plans.py
 
 say "PyTorch: its arrays, the modules, gradients"
 bash ci/pytorch.sh

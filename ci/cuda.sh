@@ -62,7 +62,7 @@ check() { env COLUMNS=150 python3 -m pybnorm check "$@"; }
 tests() { python3 -m pytest -p no:cacheprovider -q -k 'not onednn and not [miopen and not -miopen' "$@"; }
 
 # Where cuDNN compiles kernels all the time, processes beside one another are faster; elsewhere slower.
-plan_tests=(tests/backends/test_plans.py tests/backends/test_alignment.py tests/backends/test_tuning.py tests/backends/test_fused.py)
+plan_tests=(tests/backends/test_plans.py tests/backends/test_alignment.py tests/backends/test_fused.py)
 
 plans() {
     local workers=()

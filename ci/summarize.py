@@ -29,7 +29,7 @@ for case in cases:
     for verdict in case["verdicts"]:
         ratio = float(verdict["ratio"])
         worst = group["worst"].setdefault(verdict["output"], {"ratio": -1.0})
-        if case["status"] in ("PASS", "WARN") and ratio > worst["ratio"]:
+        if case["status"] in ("PASS", "WARN", "CHAIN") and ratio > worst["ratio"]:
             group["worst"][verdict["output"]] = {"ratio": round(ratio, 4), "case": case["case"]}
     if case["status"] == "UNSUPPORTED":
         refusals[f"{case['backend']}: {case['message'].splitlines()[0]}"] += 1
