@@ -278,7 +278,7 @@ def test_what_a_lost_node_had_waits_behind_all_others():
 
 
 @pytest.fixture(scope="module")
-def dask_client():
+def dask_cluster():
     """Of two workers in this process."""
     launcher("dask")
     import distributed
@@ -287,8 +287,15 @@ def dask_client():
     with (
         executors._quiet("distributed"),
         distributed.LocalCluster(protocol="tcp://", silence_logs=False, **options) as cluster,
-        distributed.Client(cluster.scheduler_address, set_as_default=False) as client,
     ):
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def dask_client(dask_cluster):
+    import distributed
+
+    with distributed.Client(dask_cluster.scheduler_address, set_as_default=False) as client:
         yield client
 
 
@@ -326,17 +333,24 @@ def gated(case):
     return good(case), None
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_connection_to_the_scheduler_that_breaks_costs_neither_a_node_nor_a_case(dask_client, monkeypatch, told):
-    if not told:  # of the calls that the scheduler forgot
+@pytest.mark.parametrize("trouble", ["broken", "broken, not told", "forgotten"])
+def test_calls_that_the_scheduler_loses_cost_neither_a_node_nor_a_case(
+    dask_cluster, dask_client, monkeypatch, trouble
+):
+    """A connection breaks; or the scheduler forgets what came by the new one, as it learns late that the old one broke."""
+    monkeypatch.setattr(nodes, "_POLL", 0.1)
+    if trouble != "broken":  # of the calls that the scheduler forgot
         monkeypatch.setattr("distributed.client.FutureState.cancel", lambda *args, **options: None)
-        monkeypatch.setattr(nodes, "_POLL", 0.01)
 
     def wrap(node, function, arguments):
         return gated, arguments[2]
 
     async def broken():
         dask_client.scheduler_comm.comm.abort()
+
+    async def forgotten():
+        scheduler = dask_cluster.scheduler
+        scheduler.client_releases_keys(keys=list(scheduler.tasks), client=dask_client.id)
 
     lost, before = [], dask_client.scheduler_comm
     problems = [p for case in CASES for p in expand(case)]
@@ -346,9 +360,12 @@ def test_a_connection_to_the_scheduler_that_breaks_costs_neither_a_node_nor_a_ca
             collecting = concurrent.futures.ThreadPoolExecutor(1)
             every = collecting.submit(list, results)
             _started.get(timeout=LIMIT)
-            dask_client.sync(broken)
-            while dask_client.scheduler_comm in (None, before):
-                time.sleep(0.01)
+            if trouble == "forgotten":
+                dask_client.sync(forgotten)
+            else:
+                dask_client.sync(broken)
+                while dask_client.scheduler_comm in (None, before):
+                    time.sleep(0.01)
             _go.set()
             done = every.result(LIMIT)
         collecting.shutdown()

@@ -375,7 +375,8 @@ class DaskNodes:
         self._client = client
         as_completed: Any = distributed.as_completed
         self._completed = as_completed(loop=client.loop, with_results=True, raise_errors=False)
-        self._open: dict[Any, tuple[Future[Any], Any]] = {}  # and the connection that it was asked by
+        self._open: dict[Any, Future[Any]] = {}
+        self._missed: set[Any] = set()  # of these, what the scheduler did not know when it was last asked
         self._lock = threading.Lock()
         self._some = threading.Event()
         self._cancelled: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -405,10 +406,9 @@ class DaskNodes:
 
     def _submit(self, address: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Future[Any]:
         ours: Future[Any] = Future()
-        connection = self._client.scheduler_comm
         theirs = self._client.submit(function, *arguments, workers=[address], allow_other_workers=False, pure=False)
         with self._lock:
-            self._open[theirs] = ours, connection
+            self._open[theirs] = ours
         # later and elsewhere: cancelling asks the scheduler, and the canceller may hold a lock
         ours.add_done_callback(lambda done: self._cancelled.put(theirs) if done.cancelled() else None)
         self._completed.add(theirs)
@@ -429,7 +429,7 @@ class DaskNodes:
                 raise
             for theirs, result in batch:
                 with self._lock:
-                    ours, _ = self._open.pop(theirs, (None, None))
+                    ours = self._open.pop(theirs, None)
                 if ours is None or not ours.set_running_or_notify_cancel():
                     continue
                 if theirs.status == "finished":
@@ -443,22 +443,26 @@ class DaskNodes:
             self._cancel()
             try:
                 present, reason = self._workers(), "its worker is gone"
+                running = self._client.sync(self._client.scheduler.processing)
             except Exception as error:
                 if self._client.status in ("running", "connecting"):
                     continue  # it connects anew, or ends after its time to do so
-                present, reason = {}, f"the scheduler is gone ({type(error).__name__})"
+                present, reason, running = {}, f"the scheduler is gone ({type(error).__name__})", {}
             for node in self.nodes:
                 if node.address not in present and not node.ended:  # type: ignore[attr-defined]
                     node.ended = reason
-            self._ask_again()
+            self._ask_again({key for keys in running.values() for key in keys})
 
-    def _ask_again(self) -> None:
-        """Return the calls of a connection that broke: the scheduler forgot them, and dask may tell of them never."""
-        now = self._client.scheduler_comm
+    def _ask_again(self, running: set[str]) -> None:
+        """Return the calls that the scheduler has forgotten, as it does when a connection breaks; dask may never say so.
+
+        A call that ended is unknown too until dask says so: only what is missed twice is forgotten.
+        """
         with self._lock:
-            forgotten = [] if now is None else [t for t, (_, then) in self._open.items() if then not in (None, now)]
-            calls = [(theirs, *self._open.pop(theirs)) for theirs in forgotten]
-        for theirs, ours, _ in calls:
+            missed = {theirs for theirs in self._open if theirs.status == "pending" and theirs.key not in running}
+            calls = [(theirs, self._open.pop(theirs)) for theirs in missed & self._missed]
+            self._missed = missed
+        for theirs, ours in calls:
             self._cancelled.put(theirs)
             if ours.set_running_or_notify_cancel():
                 ours.set_exception(_as_ours(None))
