@@ -334,10 +334,8 @@ def gated(case):
 
 
 @pytest.mark.parametrize("trouble", ["broken", "broken, not told", "forgotten"])
-def test_calls_that_the_scheduler_loses_cost_neither_a_node_nor_a_case(
-    dask_cluster, dask_client, monkeypatch, trouble
-):
-    """A connection breaks; or the scheduler forgets what came by the new one, as it learns late that the old one broke."""
+def test_calls_that_the_scheduler_loses_cost_neither_a_node_nor_a_case(dask_cluster, dask_client, monkeypatch, trouble):
+    """A connection breaks; or the scheduler learns late that it broke, and forgets what came by the new one."""
     monkeypatch.setattr(nodes, "_POLL", 0.1)
     if trouble != "broken":  # of the calls that the scheduler forgot
         monkeypatch.setattr("distributed.client.FutureState.cancel", lambda *args, **options: None)

@@ -454,7 +454,7 @@ class DaskNodes:
             self._ask_again({key for keys in running.values() for key in keys})
 
     def _ask_again(self, running: set[str]) -> None:
-        """Return the calls that the scheduler has forgotten, as it does when a connection breaks; dask may never say so.
+        """Return the calls that the scheduler has forgotten, as when a connection breaks; dask may never say so.
 
         A call that ended is unknown too until dask says so: only what is missed twice is forgotten.
         """
