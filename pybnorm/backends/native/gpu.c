@@ -24,15 +24,16 @@ struct pbn_handle {
 
 /* ------------------------------------------------------------------ a call as launches */
 
-enum { MOST_LAUNCHES = 6, STATISTICS = 0, SUMS = 1, RESULTS = 2, STAGES = 3, THREADS = 256, COLUMNS_WIDE = 32, SHORT_RUN = 16 };
+enum { MOST_LAUNCHES = 6, STATISTICS = 0, SUMS = 1, RESULTS = 2, STAGES = 3, THREADS = 256, COLUMNS_WIDE = 32 };
+enum { SHORT_RUN = 16, MEDIUM_RUN = 64, FEW_ROWS = 32 }; /* of elements that are reduced; of runs of a channel */
 enum { TILES_BYTES = 12 << 20 }; /* of more, fewer and wider reads by two launches take less time */
+enum { SMALL_BYTES = 1 << 20, SUPERROW_ELEMENTS = 1 << 19, SHORT_CHANNEL = 4096 }; /* what one launch, or narrow vectors, suit */
 enum { SHIFTED = 0, ALIGNED = 1, ANY = 2 }; /* FORM of the kernels */
 
 typedef struct launch {
     kernel *of;
     unsigned grid[3], block[3], shared, cluster;
     int stage;
-    int follows; /* may begin before the launch in front has ended: its kernel waits for that itself */
 } launch;
 
 /* What a call was found to be, its launches and the memory that they take. */
@@ -68,7 +69,6 @@ static launch *add_launch(work *w, enum kernel_name name, int stage, int backwar
         return NULL;
     l->stage = stage;
     l->grid[1] = l->grid[2] = l->block[1] = l->block[2] = l->cluster = 1;
-    l->follows = w->count > 0 && name != KERNEL_ROWS && name != KERNEL_TILES;
     w->count++;
     return l;
 }
@@ -136,12 +136,18 @@ static void choose_form(work *w) {
             return;
         w->form = ALIGNED;
         w->vector = vector;
-        if (packed && vector < full && p->rows >= 64 * full)
+        if (packed && vector < full && p->rows >= 64 * full && p->channels * p->count > SUPERROW_ELEMENTS)
             w->superrow = full / divisor(p->run, full);
-    } else if (p->rows * (p->run / full + 2) * 2 < (int64_t)1 << 31 && p->channels < (int64_t)1 << 31) {
-        /* Vectors of 8 bytes cost less than rows that begin and end within vectors of 16. */
-        w->form = vector * (int)pbn_item_size(w->call->x_desc->dtype) >= 8 ? ALIGNED : even ? SHIFTED : ANY;
-        w->vector = w->form == ALIGNED ? vector : w->form == SHIFTED ? full : 1;
+        return;
+    }
+    /* Vectors of 8 bytes, and narrower ones of short channels, cost less than rows that begin and end within vectors. */
+    const int item = (int)pbn_item_size(w->call->x_desc->dtype), narrow = w->call->operation != PBN_OP_FORWARD_INFERENCE &&
+              p->count <= SHORT_CHANNEL * vector && p->channels * p->count * item <= SMALL_BYTES;
+    const int whole = vector * item >= 8 || narrow;
+    const int taken = whole ? vector : full;
+    if ((whole || even) && p->rows * (p->run / taken + 2) * 2 < (int64_t)1 << 31 && p->channels < (int64_t)1 << 31) {
+        w->form = whole ? ALIGNED : SHIFTED;
+        w->vector = taken;
     }
 }
 
@@ -222,7 +228,8 @@ static int plan_rows(work *w, arguments *a, int stage, int backward, int fused, 
         splits *= 2;
     while (splits < usual && a->channels * splits < least_blocks && a->total / splits > 2048)
         splits *= 2;
-    *done = ROW_BYTES(splits) <= most && (splits > 1 || a->channels * 3 >= g->multiprocessors || a->total <= 4096);
+    const int64_t fit = g->shared_multiprocessor / (ROW_BYTES(splits) + 4096), resident = least(blocks, fit > 1 ? fit : 1);
+    *done = ROW_BYTES(splits) <= most && (fit > 1 || (backward && a->channels * splits >= g->multiprocessors)) && (splits > 1 || a->channels * 3 >= g->multiprocessors || a->total <= 4096);
     if (!*done) {
         w->count--;
         return PBN_OK;
@@ -231,7 +238,7 @@ static int plan_rows(work *w, arguments *a, int stage, int backward, int fused, 
     a->per = (unsigned)over(a->total, splits);
     l->cluster = (unsigned)splits;
     l->grid[0] = (unsigned)(a->channels * splits);
-    l->block[0] = (unsigned)least(1024 / blocks, over(over(a->per, 4) > 1 ? over(a->per, 4) : 1, 32) * 32);
+    l->block[0] = (unsigned)least(resident > 2 ? 1024 / resident / 32 * 32 : 512, over(over(a->per, 4) > 1 ? over(a->per, 4) : 1, 32) * 32);
     l->shared = (unsigned)ROW_BYTES(splits);
     return PBN_OK;
 #undef ROW_BYTES
@@ -301,12 +308,12 @@ static int plan_sums(work *w, arguments *a, int stage, int backward, int fused) 
     launch *l = add_launch(w, w->by_columns && w->form != ANY ? KERNEL_COLUMN_SUMS : KERNEL_ROW_SUMS, stage, backward, fused, &status);
     if (l == NULL)
         return status;
-    const int64_t blocks = (a->kind == 2 ? 2 : 4) * g->multiprocessors;
+    const int64_t blocks = (a->kind == 2 && w->vector == 8 ? 3 : 4) * g->multiprocessors; /* as many as run at once */
     int64_t parts;
     if (a->kind == 2) {
         shape_block(w, a, COLUMNS_WIDE, 0, l->block);
         const int64_t tiles = over(a->columns, (int64_t)l->block[0] * w->vector);
-        parts = least(over(blocks, tiles), over(a->rows, l->block[1] * 4));
+        parts = least(blocks / tiles > 1 ? blocks / tiles : 1, over(a->rows, l->block[1] * 4));
         parts = parts < over(a->rows, l->block[1] * 4096) ? over(a->rows, l->block[1] * 4096) : parts;
         a->per = (unsigned)over(a->rows, parts);
         a->splits = (unsigned)over(a->rows, a->per);
@@ -329,9 +336,10 @@ static int plan_sums(work *w, arguments *a, int stage, int backward, int fused) 
     if (l == NULL)
         return status;
     const int64_t records = (int64_t)a->splits * (a->kind == 2 ? a->repeat * a->superrow : 1);
-    l->block[0] = records <= 128 ? 32 : 256;
+    a->across = a->kind == 2 && a->channels >= 32 && records <= 64;
+    l->block[0] = a->across || records <= 128 ? 32 : 256;
     l->block[1] = THREADS / l->block[0];
-    l->grid[0] = (unsigned)over(a->channels, l->block[1]);
+    l->grid[0] = (unsigned)over(a->channels, a->across ? 32 : l->block[1]);
     return PBN_OK;
 }
 
@@ -347,15 +355,17 @@ static int plan_results(work *w, arguments *a) {
         l->grid[0] = (unsigned)least(over(a->count, THREADS), 65535);
         l->grid[1] = (unsigned)least(a->channels, 65535);
     } else if (name == KERNEL_COLUMN_APPLY) {
-        const int64_t each = w->backward ? 4 : 8;
         shape_block(w, a, COLUMNS_WIDE, 0, l->block);
         l->grid[0] = (unsigned)over(a->columns, (int64_t)l->block[0] * w->vector);
+        const int64_t most = w->backward ? 4 : 8, even = over(a->rows * l->grid[0], 2 * g->multiprocessors * l->block[1]);
+        const int64_t each = even < 1 ? 1 : least(even, most); /* rows of a thread */
         a->per = (unsigned)(over(over(a->rows, least(over(16 * g->multiprocessors, l->grid[0]), 65535)), l->block[1] * each) *
                             l->block[1] * each);
         l->grid[1] = (unsigned)(a->rows > 0 ? over(a->rows, a->per) : 1);
     } else {
+        const int64_t turns = a->rows * a->channels * a->vectors > 4 * THREADS * 2 * g->multiprocessors ? 4 : 1;
         int64_t x = THREADS;
-        while (x > 4 && x / 2 * 2 >= a->vectors)
+        while (x > 4 && x / 2 * turns >= a->vectors)
             x /= 2;
         l->block[0] = (unsigned)x;
         l->block[1] = (unsigned)(THREADS / x);
@@ -421,6 +431,25 @@ static void data_of(const pbn_call *c, const void *data[PLACES]) {
     data[AT_DZ] = c->dz;
 }
 
+/* Short runs that are reduced are rows, or columns beside those of other channels: these are read in whole vectors, and
+ * pay where each column has several rows. */
+static void choose_problem(work *w, const pbn_tensor *const tensors[TENSORS]) {
+    const uint32_t kept = kept_axes(w->call->x_desc, w->call->mode);
+    const int item = (int)pbn_item_size(w->call->x_desc->dtype);
+    make_problem(&w->p, tensors, kept, 0, 1);
+    if (w->p.columns || w->p.rows < FEW_ROWS)
+        return;
+    const int64_t run = w->p.run, bytes = w->p.channels * w->p.count * item;
+    const problem rows = w->p;
+    const int whole = divisor(run, 16 / item) * item >= 8; /* rows are of whole vectors */
+    const int small = bytes < SMALL_BYTES && (whole || w->call->operation != PBN_OP_FORWARD_INFERENCE);
+    if (small || run >= (whole ? SHORT_RUN : MEDIUM_RUN))
+        return;
+    make_problem(&w->p, tensors, kept, 0, run + 1);
+    if (run >= SHORT_RUN && divisor(w->p.run, 16 / item) * item < 8)
+        w->p = rows;
+}
+
 /* Fills `w` for `call` of a handle whose context is current; `data` for how addresses are aligned. */
 static int make_work(work *w, pbn_handle *handle, const pbn_call *call, const void *const data[PLACES]) {
     memset(w, 0, sizeof *w);
@@ -440,7 +469,7 @@ static int make_work(work *w, pbn_handle *handle, const pbn_call *call, const vo
         w->used |= (unsigned)(tensors[t] != NULL) << t;
     if (w->backward && !has_residual_out(call))
         w->used &= ~(1u << AT_Y);
-    make_problem(&w->p, tensors, kept_axes(call->x_desc, call->mode), 0, SHORT_RUN);
+    choose_problem(w, tensors);
     choose_form(w);
     list_axes(w);
     set_shape(w);
@@ -503,7 +532,7 @@ static int launch_all(work *w) {
     for (int i = 0; i < w->count; i++) {
         const launch *l = &w->launches[i];
         void *parameters[] = {&w->args[l->stage], &w->axes};
-        const int status = run_kernel(w->handle, l->of, l->grid, l->block, l->shared, l->cluster, l->follows, parameters);
+        const int status = run_kernel(w->handle, l->of, l->grid, l->block, l->shared, l->cluster, parameters);
         if (status != PBN_OK)
             return status;
     }

@@ -494,16 +494,15 @@ static int find_kernel(pbn_handle *handle, instance of, kernel **found) {
 }
 
 static int run_kernel(const pbn_handle *handle, const kernel *k, const unsigned grid[3], const unsigned block[3],
-                      unsigned shared, unsigned cluster, int follows, void **parameters) {
-    if (cluster == 1 && !(follows && handle->device.follows))
+                      unsigned shared, unsigned cluster, void **parameters) {
+    launch_attribute attributes[2];
+    launch_config config = {{grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared, handle->stream, attributes, 0};
+    if (cluster > 1)
+        attributes[config.count++] = (launch_attribute){CU_LAUNCH_CLUSTER, 0, {{cluster, 1, 1}}};
+    if (handle->device.follows)
+        attributes[config.count++] = (launch_attribute){CU_LAUNCH_FOLLOWS, 0, {{1, 0, 0}}};
+    if (config.count == 0)
         return driver.cuLaunchKernel(k->function, grid[0], grid[1], grid[2], block[0], block[1], block[2], shared,
                                      handle->stream, parameters, NULL);
-    launch_attribute attribute = {CU_LAUNCH_CLUSTER, 0, {{cluster, 1, 1}}};
-    if (cluster == 1) {
-        attribute.id = CU_LAUNCH_FOLLOWS;
-        attribute.of.value = 1;
-    }
-    const launch_config config = {{grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared, handle->stream,
-                                  &attribute, 1};
     return driver.cuLaunchKernelEx(&config, k->function, parameters, NULL);
 }

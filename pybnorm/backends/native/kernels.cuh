@@ -24,7 +24,9 @@ typedef long long i64;
 
 /* ------------------------------------------------------------------ what differs between CUDA and HIP */
 
+/* CONSTANT: of a kernel's argument, which functions may refer to without a copy of it. */
 #if defined(__HIP__)
+#define CONSTANT const
 static __device__ float half_number(unsigned short h) { return (float)__builtin_bit_cast(_Float16, h); }
 static __device__ unsigned short half_of(float f) { return __builtin_bit_cast(unsigned short, (_Float16)f); }
 template <class V> static __device__ V shuffle(V v, int lane) { return __shfl_xor(v, lane, 32); }
@@ -33,6 +35,7 @@ static __device__ void after_previous() {}
 static __device__ void let_next_start() {}
 #define CLUSTERS 0
 #else
+#define CONSTANT const __grid_constant__
 static __device__ __forceinline__ float half_number(unsigned short h) {
     float f;
     asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
@@ -47,7 +50,9 @@ template <class V> static __device__ __forceinline__ V shuffle(V v, int lane) { 
 static __device__ __forceinline__ void store_past_cache(uint4 *to, uint4 v) { __stcs(to, v); }
 #if __CUDA_ARCH__ >= 900
 #define CLUSTERS 1
-/* The launch may begin before the one in front of it has ended; what that one wrote is there from here on. */
+/* A launch may begin before the one in front of it, ours or another's, has ended; what that one wrote is there after
+ * after_previous(), with which every kernel begins. The next one is let in when the work is on its way, not before: its
+ * blocks would take places that this launch's need. */
 static __device__ __forceinline__ void after_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 static __device__ __forceinline__ void let_next_start() { asm volatile("griddepcontrol.launch_dependents;"); }
 #else
@@ -142,9 +147,13 @@ static __device__ __forceinline__ void set_parameter(void *vector, i64 i, double
     ((P *)vector)[i] = PD::put((PD::number)value);
 }
 
-/* In float32 where v is well within its range. */
-static __device__ __forceinline__ double inverse_root(double v) {
-    return DTYPE == 1 || !(v > 1e-30 && v < 1e30) ? 1 / sqrt(v) : 1 / sqrtf((float)v);
+/* One path: a small call waits for the instructions that it fetches more than for the arithmetic. */
+static __device__ __forceinline__ double inverse_root(double v) { return rsqrt(v); }
+
+/* Division of 64 bits takes a hundred instructions: they are there once, for numbers that need it. */
+static __device__ __noinline__ i64 long_quotient(i64 n, i64 by) { return n / by; }
+static __device__ __forceinline__ i64 quotient(i64 n, i64 by) {
+    return (n | by) >> 32 ? long_quotient(n, by) : (i64)((u32)n / (u32)by);
 }
 
 /* ------------------------------------------------------------------ one element */
@@ -327,7 +336,7 @@ static __device__ __forceinline__ bool is_held(double sum, double square, double
 }
 
 /* Of all threads' sums, in one order; every thread has the result. `shared`: 64 doubles. */
-static __device__ void block_sum(double &s, double &q, double *shared) {
+static __device__ __forceinline__ void block_sum(double &s, double &q, double *shared) {
     const u32 warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
     for (int lane = 16; lane; lane >>= 1) {
         s += shuffle(s, lane);
@@ -365,14 +374,15 @@ struct spot {
 #if FORM == 2
 static __device__ __forceinline__ i64 offset_of(const axis_list &axes, int place, int first, int end, i64 number) {
     i64 offset = 0;
+#pragma unroll 1
     for (int i = first; i < end; i++) {
-        const i64 at = i == end - 1 ? number : number % axes.length[i];
-        number /= axes.length[i];
-        offset += at * (place < 0 ? axes.vector[i] : axes.step[i][place]);
+        const i64 rest = i == end - 1 ? 0 : quotient(number, axes.length[i]);
+        offset += (number - rest * axes.length[i]) * (place < 0 ? axes.vector[i] : axes.step[i][place]);
+        number = rest;
     }
     return offset;
 }
-#define AXES , const axis_list axes
+#define AXES , CONSTANT axis_list axes
 #define WITH_AXES , const axis_list &axes
 #define GIVE_AXES , axes
 #else
@@ -418,11 +428,13 @@ static __device__ __forceinline__ i64 offset_at(const arguments &a, int place, i
 #endif
 }
 
+static __device__ __forceinline__ bool is_whole(const spot &at) { return FORM != 0 || at.end - at.first == V; }
+
 static __device__ __forceinline__ pack load(const arguments &a, int place, i64 c, const spot &at WITH_AXES) {
     const i64 offset = offset_at(a, place, c, at GIVE_AXES);
     const T *from = (const T *)a.data[place] + offset;
-    /* A vector that a row begins or ends in is read whole where the tensor has all of it. */
-    if (FORM != 0 || (at.end - at.first == V) || (offset >= 0 && offset + V <= a.span[place]))
+    /* It is read whole where the tensor has all of it. */
+    if (is_whole(at) || (offset >= 0 && offset + V <= a.span[place]))
         return *(const pack *)from;
     pack v = {};
 #pragma unroll
@@ -434,7 +446,7 @@ static __device__ __forceinline__ pack load(const arguments &a, int place, i64 c
 
 static __device__ __forceinline__ void save(const arguments &a, int place, i64 c, const spot &at, const pack &v WITH_AXES) {
     T *to = (T *)a.data[place] + offset_at(a, place, c, at GIVE_AXES);
-    if (FORM != 0 || at.end - at.first == V) {
+    if (is_whole(at)) {
         store(to, v);
         return;
     }
@@ -443,8 +455,6 @@ static __device__ __forceinline__ void save(const arguments &a, int place, i64 c
         if (i >= at.first && i < at.end)
             to[i] = v.e[i];
 }
-
-static __device__ __forceinline__ bool is_in(const spot &at, int i) { return FORM != 0 || (i >= at.first && i < at.end); }
 
 /* Elements of a channel before vector v. */
 static __device__ __forceinline__ i64 elements_before(const arguments &a, i64 c, index v) {
@@ -477,7 +487,7 @@ template <class A> static __device__ __forceinline__ void add(const spot &at, A 
     A vs = 0, vq = 0;
 #pragma unroll
     for (int i = 0; i < V; i++) {
-        const bool in = is_in(at, i);
+        const bool in = FORM != 0 || (i >= at.first && i < at.end);
         const A e = in ? (A)D::get(x.e[i]) - about : (A)0, w = BACKWARD ? (in ? (A)D::get(d.e[i]) : (A)0) : e;
         vs += w;
         vq += w * e;
@@ -562,9 +572,10 @@ static __device__ void part_sums(const arguments &a, const coefficients &k, i64 
     } while (v < hi);
 }
 
-static __device__ void part_sums_again(const arguments &a, const coefficients &k, i64 c, index lo, index hi, double about,
-                                       double &s, double &q WITH_AXES) {
+static __device__ __forceinline__ void part_sums_again(const arguments &a, const coefficients &k, i64 c, index lo, index hi,
+                                                       double about, double &s, double &q WITH_AXES) {
     s = q = 0;
+#pragma unroll 1
     for (index v = lo + threadIdx.x; v < hi; v += blockDim.x) {
         const spot at = spot_of(a, c, v);
         pack x, d;
@@ -641,12 +652,13 @@ static __device__ __forceinline__ void write(const arguments &a, const coefficie
 
 #ifdef KERNEL_rows
 /* A channel is one cluster's, a part of it one block's, which keeps it: one read, one write. */
-extern "C" __global__ void __launch_bounds__(512, 2) rows(const arguments a) {
+extern "C" __global__ void __launch_bounds__(512, 2) rows(CONSTANT arguments a) {
     extern __shared__ uint4 memory[];
     __shared__ double shared[64];
     __shared__ record mine;
     __shared__ coefficients found;
     pack *kept = (pack *)memory;
+    after_previous();
     const u32 c = blockIdx.x / a.splits, j = blockIdx.x % a.splits;
     const u32 lo = min(j * a.per, a.total), hi = min(lo + a.per, a.total);
     const i64 i = c * a.group_vector;
@@ -686,6 +698,7 @@ extern "C" __global__ void __launch_bounds__(512, 2) rows(const arguments a) {
         found = k;
     }
     __syncthreads();
+    let_next_start();
     if (!a.sums_only) {
         k = found;
         walker at(a, lo + threadIdx.x, blockDim.x);
@@ -701,10 +714,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) rows(const arguments a) {
 #endif
 
 #ifdef KERNEL_row_sums
-extern "C" __global__ void __launch_bounds__(512) row_sums(const arguments a AXES) {
+extern "C" __global__ void __launch_bounds__(512) row_sums(CONSTANT arguments a AXES) {
     __shared__ double shared[64];
-    let_next_start();
     after_previous();
+    let_next_start();
     for (i64 c = blockIdx.y; c < a.channels; c += gridDim.y) {
         const index total = FORM == 2 ? (index)a.count : (index)a.total, j = blockIdx.x;
         const index lo = min(j * (index)a.per, total), hi = min(lo + (index)a.per, total);
@@ -720,14 +733,14 @@ extern "C" __global__ void __launch_bounds__(512) row_sums(const arguments a AXE
 
 #ifdef KERNEL_row_apply
 /* Threads lie along a row, and over several of them where rows are short. */
-extern "C" __global__ void __launch_bounds__(256) row_apply(const arguments a) {
+extern "C" __global__ void __launch_bounds__(256) row_apply(CONSTANT arguments a) {
     enum { TURNS = 4 };
-    let_next_start();
     after_previous();
+    let_next_start();
     const i64 rows = a.rows * a.channels;
     const u32 from = blockIdx.y * blockDim.x * TURNS + threadIdx.x;
     for (i64 r = (i64)blockIdx.x * blockDim.y + threadIdx.y; r < rows; r += (i64)gridDim.x * blockDim.y) {
-        const i64 n = r / a.channels, c = r - n * a.channels;
+        const i64 n = quotient(r, a.channels), c = r - n * a.channels;
         const coefficients k = given_coefficients(a, c * a.group_vector);
         pack x[TURNS], d[TURNS];
 #pragma unroll
@@ -743,9 +756,9 @@ extern "C" __global__ void __launch_bounds__(256) row_apply(const arguments a) {
 #endif
 
 #ifdef KERNEL_any_apply
-extern "C" __global__ void __launch_bounds__(256) any_apply(const arguments a AXES) {
-    let_next_start();
+extern "C" __global__ void __launch_bounds__(256) any_apply(CONSTANT arguments a AXES) {
     after_previous();
+    let_next_start();
     for (i64 c = blockIdx.y; c < a.channels; c += gridDim.y) {
         const coefficients k = given_coefficients(a, vector_place(a, c GIVE_AXES));
         for (i64 v = (i64)blockIdx.x * blockDim.x + threadIdx.x; v < a.count; v += (i64)gridDim.x * blockDim.x) {
@@ -855,6 +868,33 @@ static __device__ __forceinline__ tile make_tile(uint4 *memory, const arguments 
     return t;
 }
 
+/* A column's coefficients are computed by one thread of the block. */
+static __device__ __forceinline__ void find_coefficients(const arguments &a, const tile &t) {
+    if (!BACKWARD)
+        return;
+    for (u32 c = threadIdx.y * blockDim.x + threadIdx.x; c < t.columns; c += blockDim.x * blockDim.y) {
+        const i64 at = column_vector(a, t.first + c);
+        t.found[c] = affine(a, at, given_mean(a, at), given_inverse(a, at));
+    }
+    __syncthreads();
+}
+
+static __device__ __forceinline__ column_reader make_reader(const arguments &a, const tile &t, bool has) {
+    const u32 u = t.first + threadIdx.x * V;
+    column_reader in = {};
+    if (!has)
+        return in;
+    in.x = (const T *)a.data[AT_X] + column_place(a, AT_X, u);
+    if (BACKWARD) {
+        in.w = (const T *)a.data[AT_W] + column_place(a, AT_W, u);
+        in.y = FUSED && a.reads_y ? (const T *)a.data[AT_Y] + column_place(a, AT_Y, u) : 0;
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            in.k[i] = t.found[threadIdx.x * V + i];
+    }
+    return in;
+}
+
 /* Each column's value near the part's mean: of the first rows of it, one of each of a few lines of threads. */
 static __device__ __forceinline__ void near_columns(const tile &t, u32 rows, bool has, const pack &x, N (&about)[V]) {
     enum { MOST_LINES = 8 };
@@ -867,27 +907,34 @@ static __device__ __forceinline__ void near_columns(const tile &t, u32 rows, boo
     __syncthreads();
     const N share = (N)1 / lines;
 #pragma unroll
+    for (int i = 0; i < V; i++)
+        about[i] = 0;
+#pragma unroll 1
+    for (u32 y = 0; has && y < lines; y++)
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            about[i] += of[y * t.width + threadIdx.x * V + i] * share;
+#pragma unroll
     for (int i = 0; i < V; i++) {
-        N k = 0;
-        for (u32 y = 0; has && y < lines; y++)
-            k += of[y * t.width + threadIdx.x * V + i] * share;
-        about[i] = fabs(k) <= (N)1e37 || DTYPE == 1 ? k : (N)0;
+        about[i] = fabs(about[i]) <= (N)1e37 || DTYPE == 1 ? about[i] : (N)0;
+        if (has && threadIdx.y == 0)
+            t.found[threadIdx.x * V + i].mean = about[i];
     }
     __syncthreads();
 }
 
-/* A thread's sums are of at most 64 rows, and those of at most 64 such sums. `about` is made of the first rows read. */
-static __device__ void column_sums_of(const arguments &a, const tile &t, const column_reader &in, i64 lo, i64 hi, bool has,
-                                      N (&about)[V]) {
+/* A thread's sums are of at most 64 rows, and those of at most 64 such sums, about t.found's means: those of the first
+ * rows read, forward. Returns whether some column's sums are no good. */
+static __device__ bool column_sums_of(const arguments &a, const tile &t, const column_reader &in, i64 lo, i64 hi, bool has) {
     enum { BATCH = BACKWARD ? 2 : 4 };
     const u32 step = blockDim.y, id = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
-    N s[V], q[V], s1[V], q1[V];
+    N s[V], q[V], s1[V], q1[V], about[V];
     i64 r = lo + threadIdx.y;
     int turns = 0;
     bool first = !BACKWARD;
 #pragma unroll
     for (int i = 0; i < V; i++)
-        s[i] = q[i] = s1[i] = q1[i] = 0;
+        s[i] = q[i] = s1[i] = q1[i] = 0, about[i] = BACKWARD && has ? in.k[i].mean : (N)0;
     do {
         pack x[BATCH], d[BATCH];
 #pragma unroll
@@ -940,41 +987,46 @@ static __device__ void column_sums_of(const arguments &a, const tile &t, const c
         for (int i = 0; i < V; i++)
             pairs[line * t.width + threadIdx.x * V + i] = sum_pair{s[i], q[i]};
     __syncthreads();
+    bool bad = false;
     for (u32 c = id; c < t.columns; c += threads) {
         double sum = 0, square = 0;
+        const double n = (double)(hi - lo), shift = BACKWARD ? 0 : 1 / n;
 #pragma unroll 4
         for (u32 y = 0; y < lines; y++) {
             sum += (double)pairs[y * t.width + c].s;
             square += (double)pairs[y * t.width + c].q;
         }
-        t.records[c] = record{sum, square, (double)(hi - lo)};
+        bad |= !is_held(sum, square, n);
+        t.records[c] = record{BACKWARD ? sum : t.found[c].mean + sum * shift, square - sum * (sum * shift), n};
     }
+    return bad;
 }
 
-/* The same in double, about the means that the records of a first turn tell. */
-static __device__ void column_sums_again(const arguments &a, const tile &t, const column_reader &in, i64 lo, i64 hi, bool has,
-                                         const N (&about)[V]) {
+/* The same in double, about the means that the records of a first turn tell. It is seldom needed: small code counts. */
+static __device__ __noinline__ void column_sums_again(const arguments &a, const tile t, i64 lo, i64 hi, bool has) {
+    const column_reader in = make_reader(a, t, has);
     double *pairs = (double *)t.pairs;
     const u32 step = blockDim.y, line = threadIdx.y * blockDim.x + threadIdx.x;
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < V; i++) {
         const u32 c = threadIdx.x * V + i;
-        double s = 0, q = 0, k = about[i];
-        if (has && !BACKWARD && fabs(t.records[c].first) <= 1e300)
-            k += t.records[c].first / t.records[c].n;
+        double s = 0, q = 0, k = 0;
         if (has)
-            for (i64 r = lo + threadIdx.y; r < hi; r += step) {
-                pack x, d;
-                in.read(a, r, x, d);
-                const double e = (double)D::get(x.e[i]) - k, w = BACKWARD ? (double)D::get(d.e[i]) : e;
-                s += w;
-                q += w * e;
-            }
+            k = !BACKWARD && fabs(t.records[c].first) <= 1e300 ? t.records[c].first : (double)t.found[c].mean;
+#pragma unroll 1
+        for (i64 r = lo + threadIdx.y; has && r < hi; r += step) {
+            pack x, d;
+            in.read(a, r, x, d);
+            const double e = (double)D::get(x.e[i]) - k, w = BACKWARD ? (double)D::get(d.e[i]) : e;
+            s += w;
+            q += w * e;
+        }
         __syncthreads();
         pairs[2 * line] = s;
         pairs[2 * line + 1] = q;
         __syncthreads();
         if (has && threadIdx.y == 0) {
+#pragma unroll 1
             for (u32 y = 1; y < step; y++) {
                 s += pairs[2 * (y * blockDim.x + threadIdx.x)];
                 q += pairs[2 * (y * blockDim.x + threadIdx.x) + 1];
@@ -988,62 +1040,24 @@ static __device__ void column_sums_again(const arguments &a, const tile &t, cons
 
 /* Records of all columns of a tile, over rows lo to hi. */
 static __device__ void sum_tile(const arguments &a, const tile &t, const column_reader &in, i64 lo, i64 hi, bool has) {
-    const u32 id = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
-    N about[V];
-    int bad = 0;
-    if (BACKWARD) {
-#pragma unroll
-        for (int i = 0; i < V; i++)
-            about[i] = in.k[i].mean;
-    }
-    column_sums_of(a, t, in, lo, hi, has, about);
-    for (u32 c = id; c < t.columns; c += threads)
-        bad |= !is_held(t.records[c].first, t.records[c].second, t.records[c].n);
-    if (__syncthreads_or(bad)) {
-        column_sums_again(a, t, in, lo, hi, has, about);
-        return;
-    }
-    if (!BACKWARD) {
-        if (has && threadIdx.y == 0)
-#pragma unroll
-            for (int i = 0; i < V; i++) {
-                record &r = t.records[threadIdx.x * V + i];
-                const double s = r.first, shift = s / r.n;
-                r.first = (double)about[i] + shift;
-                r.second -= s * shift;
-            }
-        __syncthreads();
-    }
+    if (__syncthreads_or(column_sums_of(a, t, in, lo, hi, has)))
+        column_sums_again(a, t, lo, hi, has);
 }
 
-static __device__ __forceinline__ column_reader make_reader(const arguments &a, u32 u, bool has) {
-    column_reader in;
-    if (!has)
-        return in;
-    in.x = (const T *)a.data[AT_X] + column_place(a, AT_X, u);
-    if (BACKWARD) {
-        in.w = (const T *)a.data[AT_W] + column_place(a, AT_W, u);
-        in.y = FUSED && a.reads_y ? (const T *)a.data[AT_Y] + column_place(a, AT_Y, u) : 0;
-#pragma unroll
-        for (int i = 0; i < V; i++) {
-            const i64 at = column_vector(a, u + i);
-            in.k[i] = affine(a, at, given_mean(a, at), given_inverse(a, at));
-        }
-    }
-    return in;
-}
 #endif
 
 #ifdef KERNEL_tiles
 /* A tile of columns is one cluster's, a part of its rows one block's, which keeps them. */
-extern "C" __global__ void __launch_bounds__(256, 2) tiles(const arguments a) {
+extern "C" __global__ void __launch_bounds__(256, 2) tiles(CONSTANT arguments a) {
     extern __shared__ uint4 memory[];
+    after_previous();
     const u32 j = blockIdx.x % a.splits, id = threadIdx.y * blockDim.x + threadIdx.x;
     const tile t = make_tile(memory, a, blockIdx.x / a.splits);
     const u32 u = t.first + threadIdx.x * V;
     const bool has = u < a.columns;
     const u32 lo = min(j * a.per, (u32)a.rows), hi = min(lo + a.per, (u32)a.rows);
-    const column_reader in = make_reader(a, u, has);
+    find_coefficients(a, t);
+    const column_reader in = make_reader(a, t, has);
     const u32 repeat = (u32)a.repeat;
     const bool first = !BACKWARD && id < t.columns / repeat;
     before old(a, first ? column_vector(a, t.first + id * repeat) : 0, first);
@@ -1102,6 +1116,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) tiles(const arguments a) {
     if (a.splits > 1)
         cluster_arrive();
     __syncthreads();
+    let_next_start();
     if (has && !a.sums_only) {
         const column_writer out(a, u);
         coefficients k[V];
@@ -1119,16 +1134,17 @@ extern "C" __global__ void __launch_bounds__(256, 2) tiles(const arguments a) {
 #endif
 
 #ifdef KERNEL_column_sums
-extern "C" __global__ void __launch_bounds__(256, V < 8 ? 4 : 3) column_sums(const arguments a) {
+extern "C" __global__ void __launch_bounds__(256, V < 8 ? 4 : 3) column_sums(CONSTANT arguments a) {
     extern __shared__ uint4 memory[];
-    let_next_start();
     after_previous();
+    let_next_start();
     const u32 id = threadIdx.y * blockDim.x + threadIdx.x;
     const tile t = make_tile(memory, a, blockIdx.x);
     const u32 u = t.first + threadIdx.x * V;
     const bool has = u < a.columns;
     const i64 lo = (i64)blockIdx.y * a.per, hi = min(lo + (i64)a.per, a.rows);
-    const column_reader in = make_reader(a, u, has);
+    find_coefficients(a, t);
+    const column_reader in = make_reader(a, t, has);
     sum_tile(a, t, in, lo, hi, has);
     for (u32 c = id; c < t.columns; c += blockDim.x * blockDim.y)
         ((record *)a.parts)[(i64)blockIdx.y * a.columns + t.first + c] = t.records[c];
@@ -1137,34 +1153,53 @@ extern "C" __global__ void __launch_bounds__(256, V < 8 ? 4 : 3) column_sums(con
 
 #ifdef KERNEL_column_apply
 /* Backwards, as the rows that sums were taken of last are still in the cache. */
-extern "C" __global__ void __launch_bounds__(256) column_apply(const arguments a) {
+extern "C" __global__ void __launch_bounds__(256) column_apply(CONSTANT arguments a) {
     enum { TURNS = BACKWARD ? 2 : 4 };
-    let_next_start();
+    __shared__ __align__(16) N found[6][32 * V];
     after_previous();
-    const u32 u = (blockIdx.x * blockDim.x + threadIdx.x) * V;
+    let_next_start();
+    const u32 first = blockIdx.x * blockDim.x * V, u = first + threadIdx.x * V, step = blockDim.y;
+    const i64 end = u < a.columns ? min((i64)(blockIdx.y + 1) * a.per, a.rows) : 0;
+    i64 r = (i64)blockIdx.y * a.per + threadIdx.y;
+    pack x[TURNS], d[TURNS];
+    column_reader in = {};
+    if (u < a.columns) {
+        in.x = (const T *)a.data[AT_X] + column_place(a, AT_X, u);
+        in.w = BACKWARD ? (const T *)a.data[AT_W] + column_place(a, AT_W, u) : 0;
+        in.y = BACKWARD && FUSED && a.reads_y ? (const T *)a.data[AT_Y] + column_place(a, AT_Y, u) : 0;
+    }
+#define READ_TURN                                                                                                      \
+    _Pragma("unroll") for (int i = 0; i < TURNS; i++) if (r + i * step < end)                                          \
+        in.read(a, a.rows - 1 - r - i * step, x[i], d[i])
+    const bool early = !FUSED && a.per <= TURNS * step; /* a single turn; an activation's gradient needs coefficients */
+    if (early)
+        READ_TURN;
+    for (u32 n = threadIdx.y * blockDim.x + threadIdx.x; n < blockDim.x * V && first + n < a.columns;
+         n += blockDim.x * blockDim.y) {
+        const coefficients k = given_coefficients(a, column_vector(a, first + n));
+        found[0][n] = k.mean, found[1][n] = k.a, found[2][n] = k.b;
+        if (BACKWARD)
+            found[3][n] = k.slope, found[4][n] = k.centre, found[5][n] = k.inverse;
+    }
+    __syncthreads();
     if (u >= a.columns)
         return;
-    column_reader in;
-    in.x = (const T *)a.data[AT_X] + column_place(a, AT_X, u);
-    in.w = BACKWARD ? (const T *)a.data[AT_W] + column_place(a, AT_W, u) : 0;
-    in.y = BACKWARD && FUSED && a.reads_y ? (const T *)a.data[AT_Y] + column_place(a, AT_Y, u) : 0;
 #pragma unroll
-    for (int i = 0; i < V; i++)
-        in.k[i] = given_coefficients(a, column_vector(a, u + i));
+    for (int i = 0; i < V; i++) {
+        const u32 n = threadIdx.x * V + i;
+        in.k[i] = BACKWARD ? coefficients{found[0][n], found[1][n], found[2][n], found[3][n], found[4][n], found[5][n]}
+                           : coefficients{found[0][n], found[1][n], found[2][n], 0, 0, 0};
+    }
     const column_writer out(a, u);
-    const u32 step = blockDim.y;
-    const i64 end = min((i64)(blockIdx.y + 1) * a.per, a.rows);
-    for (i64 r = (i64)blockIdx.y * a.per + threadIdx.y; r < end; r += TURNS * step) {
-        pack x[TURNS], d[TURNS];
-#pragma unroll
-        for (int i = 0; i < TURNS; i++)
-            if (r + i * step < end)
-                in.read(a, a.rows - 1 - r - i * step, x[i], d[i]);
+    for (; r < end; r += TURNS * step) {
+        if (!early)
+            READ_TURN;
 #pragma unroll
         for (int i = 0; i < TURNS; i++)
             if (r + i * step < end)
                 out.write(a, in.k, a.rows - 1 - r - i * step, x[i], d[i]);
     }
+#undef READ_TURN
     if (blockIdx.y == 0 && threadIdx.y == 0) { /* rows behind the last whole superrow, element by element */
 #pragma unroll
         for (int i = 0; i < V; i++)
@@ -1192,31 +1227,35 @@ extern "C" __global__ void __launch_bounds__(256) column_apply(const arguments a
 /* ------------------------------------------------------------------ from parts to channels */
 
 #ifdef KERNEL_finish
-/* blockDim.x threads, whole warps, have a channel; its records are combined in the order of threads. */
-extern "C" __global__ void __launch_bounds__(256) finish(const arguments a, const axis_list axes) {
-    __shared__ double shared[8][8][2];
-    let_next_start();
+/* blockDim.x threads, whole warps, have a channel; or, `across`, the lanes of a warp have neighbouring channels, whose
+ * records lie side by side, and each warp of the block a share of them. They are combined in the order of threads. */
+extern "C" __global__ void __launch_bounds__(256) finish(CONSTANT arguments a, CONSTANT axis_list axes) {
+    __shared__ double shared[8][32][2];
+    let_next_start(); /* before it waits itself: it is short, and what follows has its blocks ready */
     after_previous();
-    const i64 c = (i64)blockIdx.x * blockDim.y + threadIdx.y;
+    const u32 own = a.across ? threadIdx.y : threadIdx.x, threads = a.across ? blockDim.y : blockDim.x;
+    const i64 c = a.across ? (i64)blockIdx.x * blockDim.x + threadIdx.x : (i64)blockIdx.x * blockDim.y + threadIdx.y;
     const bool has = c < a.channels;
     i64 base = c * a.splits, step = 1, at = c * a.group_vector;
     u32 lines = 1, repeat = 1;
     if (a.kind == 1) {
         i64 number = c;
         at = 0;
+#pragma unroll 1
         for (int i = axes.reduced; i < axes.reduced + axes.kept; i++) {
-            at += (i == axes.reduced + axes.kept - 1 ? number : number % axes.length[i]) * axes.vector[i];
-            number /= axes.length[i];
+            const i64 rest = i == axes.reduced + axes.kept - 1 ? 0 : quotient(number, axes.length[i]);
+            at += (number - rest * axes.length[i]) * axes.vector[i];
+            number = rest;
         }
     } else if (a.kind == 2) {
-        const i64 inside = a.run / a.repeat, group = c / inside;
+        const i64 inside = quotient(a.run, a.repeat), group = quotient(c, inside);
         base = group * a.run + (c - group * inside) * a.repeat;
         step = a.columns;
         at = group * a.group_vector + (c - group * inside) * a.vector_step;
         lines = a.superrow;
         repeat = (u32)a.repeat;
     }
-    const before old(a, at, !BACKWARD && has && threadIdx.x == 0);
+    const before old(a, at, !BACKWARD && has && own == 0);
     const record *records = (const record *)a.parts;
     const u32 of_part = lines * repeat;
     const u32 total = a.splits * of_part;
@@ -1228,13 +1267,13 @@ extern "C" __global__ void __launch_bounds__(256) finish(const arguments a, cons
     }
     if (has) {
 #pragma unroll 4
-        for (u32 i = threadIdx.x; i < total; i += blockDim.x) {
+        for (u32 i = own; i < total; i += threads) {
             const u32 part = i / of_part, rest = i - part * of_part, line = rest / repeat;
             const record r = records[base + part * step + line * a.run + (rest - line * repeat)];
             all.add(r.first, r.second, r.n);
         }
         /* Elements behind the last whole superrow are parts of their own. */
-        for (i64 i = threadIdx.x; i < a.tail_rows * repeat; i += blockDim.x) {
+        for (i64 i = own; i < a.tail_rows * repeat; i += threads) {
             const i64 where = a.rows * a.row[AT_X] + i / repeat * a.run + base + i % repeat;
             const double x = (double)D::get(((const T *)a.data[AT_X])[where]);
             if (BACKWARD) {
@@ -1246,11 +1285,21 @@ extern "C" __global__ void __launch_bounds__(256) finish(const arguments a, cons
                 all.add(x, 0, 1);
         }
     }
-    for (int lane = 16; lane; lane >>= 1) {
+    for (int lane = 16; !a.across && lane; lane >>= 1) {
         all.sum += shuffle(all.sum, lane);
         all.square += shuffle(all.square, lane);
     }
-    if (blockDim.x > 32) {
+    if (a.across) {
+        double *mine = shared[threadIdx.y][threadIdx.x];
+        mine[0] = all.sum;
+        mine[1] = all.square;
+        __syncthreads();
+        all.sum = all.square = 0;
+        for (u32 i = 0; i < threads; i++) {
+            all.sum += shared[i][threadIdx.x][0];
+            all.square += shared[i][threadIdx.x][1];
+        }
+    } else if (blockDim.x > 32) {
         double *mine = shared[threadIdx.y][threadIdx.x >> 5];
         if ((threadIdx.x & 31) == 0) {
             mine[0] = all.sum;
@@ -1263,7 +1312,7 @@ extern "C" __global__ void __launch_bounds__(256) finish(const arguments a, cons
             all.square += shared[threadIdx.y][i][1];
         }
     }
-    if (has && threadIdx.x == 0) {
+    if (has && own == 0) {
         if (BACKWARD)
             finish_backward(a, at, all.first(a.share), all.second(a.share), inverse);
         else
@@ -1274,7 +1323,9 @@ extern "C" __global__ void __launch_bounds__(256) finish(const arguments a, cons
 
 #ifdef KERNEL_merge
 /* Statistics of all, of as many values in each row of x, its means; alpha times the sum of z is the variance within rows. */
-extern "C" __global__ void __launch_bounds__(128) merge(const arguments a) {
+extern "C" __global__ void __launch_bounds__(128) merge(CONSTANT arguments a) {
+    after_previous();
+    let_next_start();
     const i64 c = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= a.channels)
         return;
@@ -1298,7 +1349,9 @@ extern "C" __global__ void __launch_bounds__(128) merge(const arguments a) {
 
 #ifdef KERNEL_elements
 /* pbn_operation: 4 y = alpha*x + beta*y, 5 y = alpha, 6 relu, 7 its gradient; dx is at DX, y elsewhere at Y. */
-extern "C" __global__ void __launch_bounds__(256) elements(const arguments a, const axis_list axes) {
+extern "C" __global__ void __launch_bounds__(256) elements(CONSTANT arguments a, CONSTANT axis_list axes) {
+    after_previous();
+    let_next_start();
     const int to = a.kind == 7 ? AT_DX : AT_Y;
     for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < a.count; i += (i64)gridDim.x * blockDim.x) {
         i64 at[PLACES] = {i * V, i * V, i * V, i * V, i * V};
@@ -1306,9 +1359,11 @@ extern "C" __global__ void __launch_bounds__(256) elements(const arguments a, co
             i64 number = i;
             for (int p = 0; p < PLACES; p++)
                 at[p] = 0;
+#pragma unroll 1
             for (int z = 0; z < axes.reduced; z++) {
-                const i64 index = z == axes.reduced - 1 ? number : number % axes.length[z];
-                number /= axes.length[z];
+                const i64 rest = z == axes.reduced - 1 ? 0 : quotient(number, axes.length[z]);
+                const i64 index = number - rest * axes.length[z];
+                number = rest;
                 for (int p = 0; p < PLACES; p++)
                     at[p] += index * axes.step[z][p];
             }
