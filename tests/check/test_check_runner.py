@@ -399,6 +399,12 @@ def test_calls_give_values_and_exceptions_even_those_that_cannot_be_pickled():
         assert worker.submit(divmod, 9, 4).result() == (2, 1)
 
 
+@pytest.mark.parametrize("timeout", [0, -1.0, math.nan, math.inf, 1e7, "60", [60]])
+def test_a_worker_refuses_what_is_no_time_to_wait(timeout):
+    with pytest.raises(errors.ArgumentError, match=r"^timeout: got .*, allowed: seconds > 0, at most 1000000$"):
+        Worker("onednn", timeout=timeout)
+
+
 def test_a_worker_has_the_variables_that_it_is_given_before_anything_is_imported():
     with Worker("onednn", environment={"OMP_NUM_THREADS": "3"}) as worker:
         assert worker.call(os.getenv, "OMP_NUM_THREADS") == "3"

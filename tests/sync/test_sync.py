@@ -20,11 +20,13 @@ from tables import table
 
 import pybnorm
 from pybnorm import ArgumentError, ArgumentTypeError, reference, sync
+from pybnorm._arrays import as_buffer
 from pybnorm.check.judging.bounds import Status, expect, judge, precision, tiers
 from pybnorm.check.language.data import generate
 from pybnorm.check.language.problem import Problem
 from pybnorm.enums import DataType
 from pybnorm.sync import SyncBatchNorm, messages
+from pybnorm.sync.plans import _Terms
 
 worst = collections.defaultdict(float)  # (kind, dtype, output) -> error / bound
 
@@ -814,3 +816,17 @@ def test_a_call_is_few_calls_of_the_library(over_threads, monkeypatch):
             assert not any(copies for _, _, copies, _ in steps)
             # Backward's workspace is for oneDNN's own blend.
             assert max(n for name, _, _, n in steps if name == "forward") < 3 * 7 * 15 * 16 * 4
+
+
+def test_more_elements_than_a_count_has_digits_for_are_refused():
+    """Arrays of so many are made of one element, with strides of 0."""
+    most = messages._BASE**messages._DIGITS
+    terms = _Terms((2,), DataType.FLOAT32, 1, None)
+
+    def examined(count):
+        array = np.broadcast_to(np.float32(1), (count, 2))
+        return terms.examine(as_buffer(array, "x"))
+
+    assert examined(most - 1) == (most - 1, (1, 2))
+    with pytest.raises(ArgumentError, match=rf"^x: got {most} elements per statistic, allowed: fewer than {most}$"):
+        examined(most)

@@ -52,7 +52,7 @@ from pybnorm.check.run.session import (
     open_session,
     override,
 )
-from pybnorm.check.run.worker import TimeLimitError, Worker, failed
+from pybnorm.check.run.worker import TIMEOUT_MAX, TimeLimitError, Worker, check_timeout, failed
 from pybnorm.errors import ArgumentError
 
 __all__ = [
@@ -74,23 +74,9 @@ __all__ = [
 NAMES = ("pool", "process", "dask")
 TIMEOUT = 300.0
 """Seconds that a case may take by default."""
-TIMEOUT_MAX = 1e6
-"""The most seconds: eleven days; a wait for a pipe takes no more than 24."""
 CONNECT = 30.0
 """Seconds that a scheduler and its workers have to answer."""
 _THREADS = "OMP_NUM_THREADS"
-
-
-def check_timeout(option: str, seconds: float | None) -> None:
-    """Refuse what is no time to wait.
-
-    Raises
-    ------
-    ArgumentError
-        It is neither None nor a number above 0 and at most `TIMEOUT_MAX`.
-    """
-    if seconds is not None and not 0 < seconds <= TIMEOUT_MAX:
-        raise ArgumentError(option, seconds, f"seconds > 0, at most {TIMEOUT_MAX:.0f}")
 
 
 def described(backend: str, describe: Callable[[], BackendInfo], option: str = "--timeout") -> BackendInfo:

@@ -26,10 +26,13 @@ from pybnorm.check.language.problem import Problem
 from pybnorm.check.run import runner
 from pybnorm.check.run.runner import run_line
 from pybnorm.check.run.session import Session, describe, open_session
+from pybnorm.errors import ArgumentError
 
-__all__ = ["DiedError", "TimeLimitError", "Worker", "answered", "failed", "serve"]
+__all__ = ["TIMEOUT_MAX", "DiedError", "TimeLimitError", "Worker", "answered", "check_timeout", "failed", "serve"]
 
 _START = "import sys; sys.path[:] = {path!r}; from pybnorm.check.run.worker import serve; serve({calls}, {lifeline})"
+TIMEOUT_MAX = 1e6
+"""The most seconds: eleven days; a wait for a pipe takes no more than 24."""
 _GRACE = 10.0
 """Seconds that a process has to end by itself after its pipe is closed."""
 
@@ -43,6 +46,18 @@ class TimeLimitError(RuntimeError):
 
     seconds = 0.0
     """How long it may take."""
+
+
+def check_timeout(option: str, seconds: float | None) -> None:
+    """Refuse what is no time to wait.
+
+    Raises
+    ------
+    ArgumentError
+        It is neither None nor a number above 0 and at most `TIMEOUT_MAX`.
+    """
+    if seconds is not None and not (isinstance(seconds, (int, float)) and 0 < seconds <= TIMEOUT_MAX):
+        raise ArgumentError(option, seconds, f"seconds > 0, at most {TIMEOUT_MAX:.0f}")
 
 
 class Worker:
@@ -61,6 +76,11 @@ class Worker:
     environment : mapping of str to str, optional
         Variables that the process has in addition to those of this one.
 
+    Raises
+    ------
+    ArgumentError
+        `timeout` is no number of seconds above 0.
+
     Examples
     --------
     >>> problem = pybnorm.check.Problem.parse("infer,spatial,f32,nchw,2x3x4x4")
@@ -78,6 +98,7 @@ class Worker:
         timeout: float | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        check_timeout("timeout", timeout)
         self.backend = backend
         self.timeout = timeout
         self.environment = dict(environment or {})
