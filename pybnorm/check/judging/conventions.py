@@ -31,12 +31,12 @@ from pybnorm.reference.namespaces import on_host
 
 __all__ = [
     "Convention",
+    "Evidence",
     "Given",
     "Made",
     "alike",
     "candidates",
     "convention_of",
-    "evidence",
     "fitted_epsilon",
     "fitted_factor",
     "given_of",
@@ -51,6 +51,8 @@ ALIKE = 3
 """Conventions that are named where the data do not tell them apart."""
 STATISTICS, PLACES, VECTOR = 16, 256, 256
 """Statistics and elements of each that are looked at of y or dx, and statistics of other outputs."""
+FEW = 8
+"""Elements of a statistic that are looked at first."""
 LARGEST = 1 << 22
 """Elements of x up to which other axes and layouts are tried."""
 _KNOWN = ("", "elemt", "sync_train", "sync_backward", "training_grad", "frozen")
@@ -129,10 +131,9 @@ def convention_of(expected: Expected, output: str, got: Array) -> Convention | N
         if not seen.usable:
             return None
         found = []
+        weighed = Evidence(seen.got, seen.right, seen.allowed, seen.rounding)
         for made in seen.candidates():
-            bits = evidence(seen.got, seen.right, made.values, seen.allowed, seen.rounding) - EACH * (
-                len(made.texts) - 1
-            )
+            bits = weighed.bits(made.values) - EACH * (len(made.texts) - 1)
             if bits >= NEEDED:
                 found.append(Convention(" and ".join(made.texts), made.switch, bits))
     if not found:
@@ -143,23 +144,38 @@ def convention_of(expected: Expected, output: str, got: Array) -> Convention | N
     return Convention("; or ".join(texts), like[0].switch if len(texts) == 1 else "", like[0].bits)
 
 
-def evidence(got: Array, right: Array, made: Array, allowed: Array, rounding: float) -> float:
-    """Bits by which `made` explains `got` better than `right`; 0 if it is not within its bound.
+class Evidence:
+    """What came and what is correct, against which conventions are weighed.
 
-    `rounding` is that of what is stored, the least that an error is counted as.
+    Parameters
+    ----------
+    got, right, allowed : ndarray
+        Shape (statistics, places): what came, what is correct, and how far off it may be.
+    rounding : float
+        That of what is stored, the least that an error is counted as.
     """
-    made = np.broadcast_to(made, got.shape)
-    if not np.isfinite(made).all():
-        return 0.0
-    size, own = (np.abs(a).max(axis=1, keepdims=True) for a in (made, right))
-    relative = np.nanmedian(np.where(own > 0, allowed.max(axis=1, keepdims=True) / own, np.nan)) if own.any() else 0.0
-    allowed = allowed + relative * np.maximum(size - own, 0)  # of what is larger
-    off, left = got - right, got - made
-    if not (np.abs(left) <= 2 * allowed).all():
-        return 0.0
-    floor = rounding * np.sqrt((made**2).mean(axis=1)) + np.finfo(np.float64).tiny
-    before, after = (np.maximum(np.sqrt((a**2).mean(axis=1)), floor) for a in (off, left))
-    return float(np.clip(np.log2(before / after), -MOST, MOST).sum())
+
+    def __init__(self, got: Array, right: Array, allowed: Array, rounding: float) -> None:
+        self._got, self._allowed, self._rounding = got, allowed, rounding
+        self._size = np.abs(right).max(axis=1, keepdims=True)
+        some = self._size > 0
+        shares = allowed.max(axis=1, keepdims=True)[some] / self._size[some]
+        self._relative = float(np.median(shares)) if shares.size else 0.0
+        self._before = np.sqrt(((got - right) ** 2).mean(axis=1))
+
+    def bits(self, made: Array) -> float:
+        """Bits by which `made` explains what came better than what is correct does; 0 if it is not within its bound."""
+        made = np.broadcast_to(made, self._got.shape)
+        size = np.abs(made).max(axis=1, keepdims=True)
+        if not np.isfinite(size).all():
+            return 0.0
+        more = self._relative * np.maximum(size - self._size, 0)  # of what is larger
+        for part in (slice(FEW), slice(FEW, None)):  # most conventions differ at the first few places
+            if not (np.abs(self._got[:, part] - made[:, part]) <= 2 * (self._allowed[:, part] + more)).all():
+                return 0.0
+        floor = self._rounding * np.sqrt((made**2).mean(axis=1)) + np.finfo(np.float64).tiny
+        after = np.maximum(np.sqrt(((self._got - made) ** 2).mean(axis=1)), floor)
+        return float(np.clip(np.log2(np.maximum(self._before, floor) / after), -MOST, MOST).sum())
 
 
 # ---------------------------------------------------------------- what is looked at
