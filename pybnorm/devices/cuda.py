@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from pybnorm._arrays import CUDA, Buffer, Memory
@@ -202,22 +201,6 @@ def driver() -> str:
     except Exception as error:
         raise _unusable(error, "cuDriverGetVersion") from error
     return f"CUDA driver {number // 1000}.{number % 1000 // 10}" if int(status) == 0 else ""
-
-
-@contextlib.contextmanager
-def current_kept() -> Iterator[None]:
-    """Restore the thread's current context at the end of the block.
-
-    Vendor symbols: ``cuCtxGetCurrent``, ``cuCtxSetCurrent``.
-    """
-    _cuda_core()
-    driver = importlib.import_module("cuda.bindings.driver")
-    status, context = driver.cuCtxGetCurrent()
-    try:
-        yield
-    finally:
-        if int(status) == 0:
-            driver.cuCtxSetCurrent(context)
 
 
 def capturing(stream: int) -> bool:

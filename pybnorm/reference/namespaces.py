@@ -28,7 +28,6 @@ BLOCK = 1 << 22
 """Elements of a block there: a GPU wants many at a time."""
 _FLOAT, _INT, _WORD, _BOOL = (np.dtype(t) for t in (np.float64, np.int64, np.uint64, np.bool_))
 _COMPARE = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "isfinite", "isnan", "isinf")
-_SAME = {"absolute": "abs", "invert": "bitwise_not", "true_divide": "divide", "power": "pow"}
 
 
 class Namespace:
