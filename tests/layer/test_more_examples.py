@@ -64,7 +64,8 @@ def test_a_state_moves_to_another_backend(handle, other):
     if done.returncode == ABSENT:
         with pytest.raises((pybnorm.LibraryError, pybnorm.NotInitializedError)):
             pybnorm.Handle(other).close()
-        assert other.replace("native_cuda", "native (CUDA)") in done.stderr
+        # the name, where the library is here and no device; without the library its label
+        assert any(name in done.stderr for name in (other, other.replace("native_cuda", "native (CUDA)")))
         pytest.skip(f"{other}: no such library or device here")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"restored on {other}" in done.stdout
