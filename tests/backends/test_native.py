@@ -75,38 +75,50 @@ def test_bits_do_not_depend_on_the_number_of_threads():
     assert len(told) == 1
 
 
+def within_a_strict_bound(handle, name, x, dy, scale, bias):
+    """16 + 4 log2(m) units in the last place of what is summed, and one rounding to the dtype."""
+    y, mean, inverse, dx, dscale, dbias = computed(handle, x, dy, scale, bias)
+    axes, wide = tuple(a for a in range(x.ndim) if a != 1), (1, -1, *(1,) * (x.ndim - 2))
+    v, d, g, b = (a.astype(np.longdouble) for a in (x, dy, scale, bias))  # sums of float64 need more
+    m = x.size // x.shape[1]
+    unit = np.finfo(scale.dtype).eps * (16 + 4 * np.log2(m))
+    store = max(float(ml_dtypes.finfo(x.dtype).eps), unit)
+    centred = v - v.mean(axes, keepdims=True)
+    variance = (centred**2).mean(axes)
+    inv = 1 / np.sqrt(variance + 1e-5)
+    np.testing.assert_allclose(mean, v.mean(axes), rtol=unit, atol=unit * np.sqrt(variance).max(), err_msg=name)
+    np.testing.assert_allclose(inverse, inv, rtol=unit, err_msg=name)
+    hat = centred * inv.reshape(wide)
+    expected = hat * g.reshape(wide) + b.reshape(wide)
+    np.testing.assert_allclose(y.astype(float), expected, rtol=store, atol=8 * unit, err_msg=name)
+    # The gradient is of the saved statistics as they are stored.
+    hat = (v - mean.astype(np.longdouble).reshape(wide)) * inverse.astype(np.longdouble).reshape(wide)
+    sums, dots = d.sum(axes), (d * hat).sum(axes)
+    sizes = np.abs(d).sum(axes), np.abs(d * hat).sum(axes)
+    assert (abs(dbias - sums) <= unit * sizes[0]).all(), name
+    assert (abs(dscale - dots) <= unit * sizes[1]).all(), name
+    slope = (g * inverse.astype(float)).reshape(wide)
+    gradient = slope * (d - (sums / m).reshape(wide) - hat * (dots / m).reshape(wide))
+    atol = unit * abs(slope).max() * (1 + abs(hat).max()) * (abs(d).max() + 1)
+    np.testing.assert_allclose(dx.astype(float), gradient, rtol=store, atol=atol, err_msg=name)
+
+
 @pytest.mark.parametrize("seeds", [range(n, n + 40) for n in range(0, 160, 40)], ids=str)
 def test_drawn_problems_are_within_a_strict_bound(seeds):
-    """16 + 4 log2(m) units in the last place of what is summed, and one rounding to the dtype."""
     with pybnorm.Handle("native") as handle:
         for seed in seeds:
-            x, dy, scale, bias = arrays(seed)
-            y, mean, inverse, dx, dscale, dbias = computed(handle, x, dy, scale, bias)
-            axes, wide = tuple(a for a in range(x.ndim) if a != 1), (1, -1, *(1,) * (x.ndim - 2))
-            v, d, g, b = (a.astype(np.longdouble) for a in (x, dy, scale, bias))  # sums of float64 need more
-            m = x.size // x.shape[1]
-            unit = np.finfo(scale.dtype).eps * (16 + 4 * np.log2(m))
-            store = max(float(ml_dtypes.finfo(x.dtype).eps), unit)
-            centred = v - v.mean(axes, keepdims=True)
-            variance = (centred**2).mean(axes)
-            inv = 1 / np.sqrt(variance + 1e-5)
-            np.testing.assert_allclose(
-                mean, v.mean(axes), rtol=unit, atol=unit * np.sqrt(variance).max(), err_msg=str(seed)
-            )
-            np.testing.assert_allclose(inverse, inv, rtol=unit, err_msg=str(seed))
-            hat = centred * inv.reshape(wide)
-            expected = hat * g.reshape(wide) + b.reshape(wide)
-            np.testing.assert_allclose(y.astype(float), expected, rtol=store, atol=8 * unit, err_msg=str(seed))
-            # The gradient is of the saved statistics as they are stored.
-            hat = (v - mean.astype(np.longdouble).reshape(wide)) * inverse.astype(np.longdouble).reshape(wide)
-            sums, dots = d.sum(axes), (d * hat).sum(axes)
-            sizes = np.abs(d).sum(axes), np.abs(d * hat).sum(axes)
-            assert (abs(dbias - sums) <= unit * sizes[0]).all(), seed
-            assert (abs(dscale - dots) <= unit * sizes[1]).all(), seed
-            slope = (g * inverse.astype(float)).reshape(wide)
-            gradient = slope * (d - (sums / m).reshape(wide) - hat * (dots / m).reshape(wide))
-            atol = unit * abs(slope).max() * (1 + abs(hat).max()) * (abs(d).max() + 1)
-            np.testing.assert_allclose(dx.astype(float), gradient, rtol=store, atol=atol, err_msg=str(seed))
+            within_a_strict_bound(handle, str(seed), *arrays(seed))
+
+
+@pytest.mark.parametrize("channel", [(1,), (2,), (3,), (3, 2), (5, 3, 4), (100,), (127,)], ids=str)
+@pytest.mark.parametrize("more", [-1, 0, 1, 2])
+def test_a_short_last_row_may_be_the_only_one_of_its_part(channel, more):
+    """Images of few values are rows of 256 together, a part is 256 rows: some columns of the last part are empty."""
+    rng = np.random.default_rng(5)
+    images = 256 // int(np.prod(channel)) * 256 + more
+    x, dy = (rng.normal(3, 1, (images, *channel)).astype(np.float32) for _ in range(2))
+    with pybnorm.Handle("native") as handle:
+        within_a_strict_bound(handle, "", x, dy, *(rng.normal(1, 0.3, channel[0]).astype(np.float32) for _ in range(2)))
 
 
 @pytest.mark.parametrize("layout", ["rows", "columns"])
