@@ -81,6 +81,7 @@ typedef struct kernels {
     column_near_fn *column_near;
     look_fn *look;
     settle_fn *settle;
+    int lanes;
 } kernels;
 
 /* ------------------------------------------------------------------ numbers and vectors of them */
@@ -664,10 +665,11 @@ static void make_job(job *j, const pbn_call *call) {
     j->reads_y = backward && call->dz_desc != NULL;
     j->f.by_result = j->reads_y;
     j->fuses = call->activation != PBN_ACTIVATION_NONE || call->alpha != 1 || call->beta != 0 || pbn_has_residual(call);
-    /* Short runs of one channel are better columns: always for results alone, else where each has some rows to be summed. */
+    /* Short runs of one channel are better columns: always for results alone, else where each has some rows to be summed,
+     * or where they do not fill a vector. */
     const int64_t images = call->x_desc->dims[0];
     make_problem(&j->p, tensors, kept_axes(call->x_desc, call->mode), WIDE_RUN,
-                 call->operation == PBN_OP_FORWARD_INFERENCE ? 128 : images >= 16 ? 64 : 8);
+                 call->operation == PBN_OP_FORWARD_INFERENCE ? 128 : images >= 16 ? 64 : j->run->lanes);
     for (int t = 0; t < TENSORS; t++)
         j->gathers |= j->p.run > 1 && j->p.steps[t] != 1;
     j->large = !j->gathers && 2 * j->p.channels * j->p.count * (int64_t)j->item > STREAM_BYTES;

@@ -27,7 +27,7 @@ struct pbn_handle {
 enum { MOST_LAUNCHES = 6, STATISTICS = 0, SUMS = 1, RESULTS = 2, STAGES = 3, THREADS = 256, COLUMNS_WIDE = 32 };
 enum { SHORT_RUN = 16, MEDIUM_RUN = 64, FEW_ROWS = 32 }; /* of elements that are reduced; of runs of a channel */
 enum { TILES_BYTES = 12 << 20 }; /* of more, fewer and wider reads by two launches take less time */
-enum { SMALL_BYTES = 1 << 20, SUPERROW_ELEMENTS = 1 << 19, SHORT_CHANNEL = 4096 }; /* what one launch, or narrow vectors, suit */
+enum { SMALL_BYTES = 1 << 20, SUPERROW_ELEMENTS = 1 << 19, SHORT_CHANNEL = 8192, TINY_ELEMENTS = 1 << 15 }; /* what narrower vectors suit */
 enum { SHIFTED = 0, ALIGNED = 1, ANY = 2 }; /* FORM of the kernels */
 
 typedef struct launch {
@@ -112,9 +112,12 @@ static int divisor(int64_t value, int most) {
     return most;
 }
 
+/* Rows from which taking several as one pays, where their vectors are of so many bytes. */
+static int64_t superrow_rows(int bytes, int full) { return (bytes < 8 ? 16 : 64) * full; }
+
 static void choose_form(work *w) {
     const problem *p = &w->p;
-    const int full = 16 / (int)pbn_item_size(w->call->x_desc->dtype);
+    const int item = (int)pbn_item_size(w->call->x_desc->dtype), full = 16 / item;
     int plain = p->row_axes <= 1 && p->group_axes <= 1, vector = divisor(p->run, full), packed = p->group_axes == 0, even = 1;
     w->form = ANY;
     w->vector = w->superrow = 1;
@@ -131,18 +134,20 @@ static void choose_form(work *w) {
     }
     if (!plain)
         return;
+    if (p->channels * p->count <= TINY_ELEMENTS) /* what takes longest is to fetch the instructions */
+        vector = (int)least(vector, 4);
     if (p->columns) {
         if (p->run * p->groups >= (int64_t)1 << 30)
             return;
         w->form = ALIGNED;
         w->vector = vector;
-        if (packed && vector < full && p->rows >= 64 * full && p->channels * p->count > SUPERROW_ELEMENTS)
+        if (packed && vector < full && p->rows >= superrow_rows(vector * item, full) && p->channels * p->count > SUPERROW_ELEMENTS)
             w->superrow = full / divisor(p->run, full);
         return;
     }
     /* Vectors of 8 bytes, and narrower ones of short channels, cost less than rows that begin and end within vectors. */
-    const int item = (int)pbn_item_size(w->call->x_desc->dtype), narrow = w->call->operation != PBN_OP_FORWARD_INFERENCE &&
-              p->count <= SHORT_CHANNEL * vector && p->channels * p->count * item <= SMALL_BYTES;
+    const int narrow = w->call->operation != PBN_OP_FORWARD_INFERENCE &&
+              p->count <= SHORT_CHANNEL * vector && p->channels * p->count * item <= 2 * SMALL_BYTES;
     const int whole = vector * item >= 8 || narrow;
     const int taken = whole ? vector : full;
     if ((whole || even) && p->rows * (p->run / taken + 2) * 2 < (int64_t)1 << 31 && p->channels < (int64_t)1 << 31) {
@@ -221,15 +226,17 @@ static int plan_rows(work *w, arguments *a, int stage, int backward, int fused, 
         return status;
     const int64_t vector = (int64_t)w->vector * (int64_t)pbn_item_size(w->call->x_desc->dtype);
     const int64_t most = l->of->shared_limit, usual = least(l->of->cluster_limit, 8); /* so many fit every part of a GPU */
+    /* Fewer vectors are read sooner than a cluster starts. */
+    const int64_t least_part = backward && a->channels * 2 >= g->multiprocessors ? 6400 : 3072;
     int64_t splits = 1;
 #define ROW_BYTES(splits) (over(a->total, splits) * vector * arrays)
     /* Several blocks on a multiprocessor: some read while others write. */
     while (splits < l->of->cluster_limit && ROW_BYTES(splits) > g->shared_multiprocessor / blocks - 4096)
         splits *= 2;
-    while (splits < usual && a->channels * splits < least_blocks && a->total / splits > 2048)
+    while (splits < usual && a->channels * splits < least_blocks && a->total / splits > least_part)
         splits *= 2;
     const int64_t fit = g->shared_multiprocessor / (ROW_BYTES(splits) + 4096), resident = least(blocks, fit > 1 ? fit : 1);
-    *done = ROW_BYTES(splits) <= most && (fit > 1 || (backward && a->channels * splits >= g->multiprocessors)) && (splits > 1 || a->channels * 3 >= g->multiprocessors || a->total <= 4096);
+    *done = ROW_BYTES(splits) <= most && (fit > 1 || (backward && a->channels * splits >= g->multiprocessors)) && (splits > 1 || a->channels * 3 >= g->multiprocessors || a->total <= least_part);
     if (!*done) {
         w->count--;
         return PBN_OK;
@@ -253,13 +260,18 @@ static int64_t tile_bytes(const work *w, int threads, int width) {
 /* Threads of a block: so many along a row; of whole channels, if `whole`. */
 static void shape_block(const work *w, const arguments *a, int wide, int whole, unsigned block[3]) {
     const int64_t unit = a->repeat / divisor(a->repeat, w->vector), vectors = over(a->columns, w->vector);
-    int64_t x = wide;
-    while (x > 1 && x / 2 >= vectors)
+    const int64_t balanced = over(vectors, over(vectors, wide));
+    int64_t x = wide, lines = 1;
+    while (x > 1 && x / 2 >= balanced)
         x /= 2;
     if (whole)
         x = over(x, unit) * unit;
+    else if (balanced > 4 && balanced * 8 < x * 7) /* idle lanes cost more than sums of lines that are no share of a warp */
+        x = balanced;
+    while (lines * x < THREADS && (lines < a->rows || lines * x < 32 || lines < w->vector)) /* no more than rows or columns need */
+        lines *= 2;
     block[0] = (unsigned)x;
-    block[1] = (unsigned)(THREADS / x > 0 ? THREADS / x : 1);
+    block[1] = (unsigned)(lines * x <= THREADS ? lines : THREADS / x > 0 ? THREADS / x : 1);
 }
 
 static int plan_tiles(work *w, arguments *a, int stage, int backward, int fused, int *done) {
@@ -272,20 +284,24 @@ static int plan_tiles(work *w, arguments *a, int stage, int backward, int fused,
     launch *l = add_launch(w, KERNEL_TILES, stage, backward, fused, &status);
     if (l == NULL)
         return status;
+    const int64_t usual = least(l->of->cluster_limit, 8); /* a GPU holds few larger clusters at once */
     for (;; wide /= 2) { /* narrower tiles where there would be few of them */
         shape_block(w, a, wide, 1, l->block);
         if (wide <= 4 || wide * w->vector * item <= 32 ||
-            over(a->columns, (int64_t)l->block[0] * w->vector) * l->of->cluster_limit >= g->multiprocessors)
+            over(a->columns, (int64_t)l->block[0] * w->vector) * usual >= g->multiprocessors)
             break;
     }
     const int64_t width = (int64_t)l->block[0] * w->vector, tiles = over(a->columns, width);
     const int64_t row = width * item * arrays, fixed = tile_bytes(w, (int)(l->block[0] * l->block[1]), (int)width);
     const int64_t most = l->of->shared_limit;
     int64_t splits = 1;
-    while (splits < l->of->cluster_limit && a->rows / splits > l->block[1] * 2 &&
-           (over(a->rows, splits) * row + fixed > g->shared_multiprocessor / 2 - 2048 ||
-            (tiles * splits < g->multiprocessors && a->rows / splits > l->block[1] * 4)))
+    while (splits < l->of->cluster_limit && a->rows / splits > l->block[1] * 2) {
+        const int64_t bytes = over(a->rows, splits) * row + fixed;
+        const int few = tiles * splits < g->multiprocessors && a->rows / splits > l->block[1] * 4;
+        if (splits < usual ? bytes <= g->shared_multiprocessor / 2 - 2048 && !few : bytes <= most && !(few && tiles <= 6))
+            break;
         splits *= 2;
+    }
     *done = over(a->rows, splits) * row + fixed <= most && a->rows < (int64_t)1 << 31 &&
             (tiles * splits * 2 >= g->multiprocessors || a->rows / splits <= l->block[1] * 16);
     if (!*done) {
@@ -443,10 +459,14 @@ static void choose_problem(work *w, const pbn_tensor *const tensors[TENSORS]) {
     const problem rows = w->p;
     const int whole = divisor(run, 16 / item) * item >= 8; /* rows are of whole vectors */
     const int small = bytes < SMALL_BYTES && (whole || w->call->operation != PBN_OP_FORWARD_INFERENCE);
-    if (small || run >= (whole ? SHORT_RUN : MEDIUM_RUN))
+    /* Rows of less than two sectors of memory, where a channel is not kept between its sums and its result. */
+    const int scattered = run * item < 64 && (w->call->operation == PBN_OP_FORWARD_INFERENCE || bytes > TILES_BYTES);
+    if (small || run >= (!whole ? MEDIUM_RUN : scattered ? run + 1 : SHORT_RUN))
         return;
     make_problem(&w->p, tensors, kept, 0, run + 1);
-    if (run >= SHORT_RUN && divisor(w->p.run, 16 / item) * item < 8)
+    const int narrow = divisor(w->p.run, 16 / item) * item < 8;
+    const int superrows = w->p.group_axes == 0 && bytes / item > SUPERROW_ELEMENTS && w->p.rows >= superrow_rows(0, 16 / item);
+    if (run >= SHORT_RUN && narrow && !superrows)
         w->p = rows;
 }
 

@@ -1047,6 +1047,26 @@ static __device__ void sum_tile(const arguments &a, const tile &t, const column_
 #endif
 
 #ifdef KERNEL_tiles
+/* The records of each channel's columns, over rows lo to hi, to one in the place of the first. */
+static __device__ void combine_columns(const tile &t, u32 repeat, u32 lo, u32 hi) {
+    const u32 id = threadIdx.y * blockDim.x + threadIdx.x, warps = blockDim.x * blockDim.y >> 5;
+    const double n = (double)repeat * (hi - lo), share = n > 0 ? 1 / n : 0;
+#pragma unroll 1
+    for (u32 ch = id >> 5; ch < t.columns / repeat && id >> 5 < warps; ch += warps) {
+        record *r = &t.records[ch * repeat];
+        combined all(r->first);
+        for (u32 i = id & 31; i < repeat; i += 32)
+            all.add(r[i].first, r[i].second, r[i].n);
+        for (int lane = 16; lane; lane >>= 1) {
+            all.sum += shuffle(all.sum, lane);
+            all.square += shuffle(all.square, lane);
+        }
+        if ((id & 31) == 0)
+            *r = record{all.first(share), all.second(share), n};
+    }
+    __syncthreads();
+}
+
 /* A tile of columns is one cluster's, a part of its rows one block's, which keeps them. */
 extern "C" __global__ void __launch_bounds__(256, 2) tiles(CONSTANT arguments a) {
     extern __shared__ uint4 memory[];
@@ -1068,6 +1088,8 @@ extern "C" __global__ void __launch_bounds__(256, 2) tiles(CONSTANT arguments a)
             t.records[c] = record{0, 0, 0};
         __syncthreads();
     }
+    if (repeat > 1) /* a channel's columns to one record, by a warp: few reads of other blocks are left */
+        combine_columns(t, repeat, lo, hi);
     if (a.splits > 1) {
         cluster_arrive();
         cluster_wait();
@@ -1076,26 +1098,24 @@ extern "C" __global__ void __launch_bounds__(256, 2) tiles(CONSTANT arguments a)
         const i64 at = column_vector(a, t.first + ch * repeat);
         if (ch != id)
             old = before(a, at, !BACKWARD);
-        combined all(a.splits > 1 ? of_block(&t.records[ch * repeat].first, 0) : t.records[ch * repeat].first);
-        for (u32 s = 0; s < repeat; s++) {
-            const record *r = &t.records[ch * repeat + s];
-            if (a.splits == 1)
-                all.add(r->first, r->second, r->n);
-            for (u32 z = 0; a.splits > 1 && z < a.splits; z += 4) { /* splits are 2, 4, 8 or 16 */
-                double first[4], second[4];
+        const record *r = &t.records[ch * repeat];
+        combined all(a.splits > 1 ? of_block(&r->first, 0) : r->first);
+        if (a.splits == 1)
+            all.add(r->first, r->second, r->n);
+        for (u32 z = 0; a.splits > 1 && z < a.splits; z += 4) { /* splits are 2, 4, 8 or 16 */
+            double first[4], second[4];
 #pragma unroll
-                for (u32 i = 0; i < 4; i++)
-                    if (z + i < a.splits) {
-                        first[i] = of_block(&r->first, z + i);
-                        second[i] = of_block(&r->second, z + i);
-                    }
+            for (u32 i = 0; i < 4; i++)
+                if (z + i < a.splits) {
+                    first[i] = of_block(&r->first, z + i);
+                    second[i] = of_block(&r->second, z + i);
+                }
 #pragma unroll
-                for (u32 i = 0; i < 4; i++)
-                    if (z + i < a.splits) {
-                        const u32 before = min((z + i) * a.per, (u32)a.rows);
-                        all.add(first[i], second[i], (double)(min(before + a.per, (u32)a.rows) - before));
-                    }
-            }
+            for (u32 i = 0; i < 4; i++)
+                if (z + i < a.splits) {
+                    const u32 before = min((z + i) * a.per, (u32)a.rows);
+                    all.add(first[i], second[i], (double)repeat * (min(before + a.per, (u32)a.rows) - before));
+                }
         }
         coefficients k = {0, 0, 0, 0, 0, 0};
         N inverse;
