@@ -30,6 +30,19 @@ static inline void pbn_copy_text(char *text, size_t size, const char *source) {
         snprintf(text, size, "%s", source != NULL ? source : "");
 }
 
+/* Members of every adapter's table: functions of the members' names behind `prefix`, which may be empty. */
+#define PBN_LIBRARY_AND_HANDLES(prefix)                                                                       \
+    .load = prefix##load, .status_name = prefix##status_name, .status_class = prefix##status_class,           \
+    .last_error = prefix##last_error, .handle_device = prefix##handle_device,                                 \
+    .device_count = prefix##device_count, .handle_create = prefix##handle_create,                             \
+    .handle_borrow = prefix##handle_borrow, .handle_destroy = prefix##handle_destroy,                         \
+    .handle_pointer = prefix##handle_pointer
+#define PBN_TENSORS(prefix)                                                                                   \
+    .tensor_create = prefix##tensor_create, .tensor_borrow = prefix##tensor_borrow,                           \
+    .tensor_set = prefix##tensor_set, .tensor_get = prefix##tensor_get,                                       \
+    .tensor_size = prefix##tensor_size, .tensor_destroy = prefix##tensor_destroy,                             \
+    .derive = prefix##derive, .capability = prefix##capability
+
 /* A vendor that has devices takes the one that is current on the calling thread, whatever device the handle is of. Its
  * adapter defines, before it uses this,
  *     int enter(const pbn_handle *handle, int *before)               makes the handle's device current if it is not
