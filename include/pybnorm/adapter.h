@@ -30,7 +30,7 @@ static inline void pbn_copy_text(char *text, size_t size, const char *source) {
         snprintf(text, size, "%s", source != NULL ? source : "");
 }
 
-/* Members of every adapter's table: functions of the members' names behind `prefix`, which may be empty. */
+/* Every adapter's table has these members: functions of the same names after `prefix`, which may be empty. */
 #define PBN_LIBRARY_AND_HANDLES(prefix)                                                                       \
     .load = prefix##load, .status_name = prefix##status_name, .status_class = prefix##status_class,           \
     .last_error = prefix##last_error, .handle_device = prefix##handle_device,                                 \

@@ -81,7 +81,7 @@ typedef struct kernels {
     column_near_fn *column_near;
     look_fn *look;
     settle_fn *settle;
-    int lanes;
+    int lanes; /* numbers of a vector */
 } kernels;
 
 /* ------------------------------------------------------------------ numbers and vectors of them */
@@ -699,7 +699,7 @@ static void widen(job *j) {
 
 static size_t workspace_of(const job *j) {
     if (needs_no_sums(j->call))
-        return VECTORS * vector_bytes(j);
+        return (j->backward ? VECTORS : SLOPE) * vector_bytes(j); /* inference has no slope */
     if (is_fused(j))
         return 0;
     return 2 * sums_bytes(j) + VECTORS * vector_bytes(j);

@@ -27,7 +27,9 @@ struct pbn_handle {
 enum { MOST_LAUNCHES = 6, STATISTICS = 0, SUMS = 1, RESULTS = 2, STAGES = 3, THREADS = 256, COLUMNS_WIDE = 32 };
 enum { SHORT_RUN = 16, MEDIUM_RUN = 64, FEW_ROWS = 32 }; /* of elements that are reduced; of runs of a channel */
 enum { TILES_BYTES = 12 << 20 }; /* of more, fewer and wider reads by two launches take less time */
-enum { SMALL_BYTES = 1 << 20, SUPERROW_ELEMENTS = 1 << 19, SHORT_CHANNEL = 8192, TINY_ELEMENTS = 1 << 15 }; /* what narrower vectors suit */
+enum { SMALL_BYTES = 1 << 20, SUPERROW_ELEMENTS = 1 << 19 }; /* up to which one launch pays; from which superrows do */
+enum { SHORT_CHANNEL = 8192, TINY_ELEMENTS = 1 << 15 }; /* of a channel, of a tensor: so many suit narrower vectors */
+enum { USUAL_CLUSTER = 8 }; /* blocks: a GPU holds few larger clusters at once */
 enum { SHIFTED = 0, ALIGNED = 1, ANY = 2 }; /* FORM of the kernels */
 
 typedef struct launch {
@@ -112,8 +114,11 @@ static int divisor(int64_t value, int most) {
     return most;
 }
 
-/* Rows from which taking several as one pays, where their vectors are of so many bytes. */
-static int64_t superrow_rows(int bytes, int full) { return (bytes < 8 ? 16 : 64) * full; }
+/* Whether taking several rows as one pays, where their vectors are of so many bytes, at most 16. */
+static int suits_superrows(const problem *p, int bytes, int item) {
+    return p->group_axes == 0 && bytes < 16 && p->rows >= (bytes < 8 ? 16 : 64) * (16 / item) &&
+           p->channels * p->count > SUPERROW_ELEMENTS;
+}
 
 static void choose_form(work *w) {
     const problem *p = &w->p;
@@ -141,7 +146,7 @@ static void choose_form(work *w) {
             return;
         w->form = ALIGNED;
         w->vector = vector;
-        if (packed && vector < full && p->rows >= superrow_rows(vector * item, full) && p->channels * p->count > SUPERROW_ELEMENTS)
+        if (packed && suits_superrows(p, vector * item, item))
             w->superrow = full / divisor(p->run, full);
         return;
     }
@@ -225,7 +230,7 @@ static int plan_rows(work *w, arguments *a, int stage, int backward, int fused, 
     if (l == NULL)
         return status;
     const int64_t vector = (int64_t)w->vector * (int64_t)pbn_item_size(w->call->x_desc->dtype);
-    const int64_t most = l->of->shared_limit, usual = least(l->of->cluster_limit, 8); /* so many fit every part of a GPU */
+    const int64_t most = l->of->shared_limit, usual = least(l->of->cluster_limit, USUAL_CLUSTER);
     /* Fewer vectors are read sooner than a cluster starts. */
     const int64_t least_part = backward && a->channels * 2 >= g->multiprocessors ? 6400 : 3072;
     int64_t splits = 1;
@@ -284,7 +289,7 @@ static int plan_tiles(work *w, arguments *a, int stage, int backward, int fused,
     launch *l = add_launch(w, KERNEL_TILES, stage, backward, fused, &status);
     if (l == NULL)
         return status;
-    const int64_t usual = least(l->of->cluster_limit, 8); /* a GPU holds few larger clusters at once */
+    const int64_t usual = least(l->of->cluster_limit, USUAL_CLUSTER);
     for (;; wide /= 2) { /* narrower tiles where there would be few of them */
         shape_block(w, a, wide, 1, l->block);
         if (wide <= 4 || wide * w->vector * item <= 32 ||
@@ -464,9 +469,8 @@ static void choose_problem(work *w, const pbn_tensor *const tensors[TENSORS]) {
     if (small || run >= (!whole ? MEDIUM_RUN : scattered ? run + 1 : SHORT_RUN))
         return;
     make_problem(&w->p, tensors, kept, 0, run + 1);
-    const int narrow = divisor(w->p.run, 16 / item) * item < 8;
-    const int superrows = w->p.group_axes == 0 && bytes / item > SUPERROW_ELEMENTS && w->p.rows >= superrow_rows(0, 16 / item);
-    if (run >= SHORT_RUN && narrow && !superrows)
+    const int vector = divisor(w->p.run, 16 / item) * item;
+    if (run >= SHORT_RUN && vector < 8 && !suits_superrows(&w->p, vector, item))
         w->p = rows;
 }
 
