@@ -8,6 +8,7 @@ import torch
 import torch.utils.checkpoint
 
 from pybnorm.errors import ArgumentError, ArgumentTypeError
+from pybnorm.torch.calls import REFUSALS
 from pybnorm.torch.operators import batch_norm, written_down
 from pybnorm.torch.relu import batch_norm_relu, inferred
 
@@ -97,15 +98,19 @@ class _BatchNorm:
     ) -> torch.Tensor:
         """The result, once it is known with which statistics; `given` is what `_normalized` takes."""
         input, mean, variance, batch, momentum = given
-        if activation == "relu" and self.joins and batch and self._has_operator(input, residual):
-            return batch_norm_relu(
-                input, mean, variance, self.weight, self.bias, residual, momentum, self.eps, self.fallback,
-                self.deterministic,
-            )  # fmt: skip
-        if activation == "relu" and not batch and not torch.is_grad_enabled() and self._has_operator(input, residual):
-            return inferred(
-                input, mean, variance, self.weight, self.bias, residual, self.eps, self.fallback, self.deterministic
-            )
+        joined = activation == "relu" and self._has_operator(input, residual)
+        try:
+            if joined and batch and self.joins:
+                return batch_norm_relu(
+                    input, mean, variance, self.weight, self.bias, residual, momentum, self.eps, self.fallback,
+                    self.deterministic,
+                )  # fmt: skip
+            if joined and not batch and not torch.is_grad_enabled():
+                return inferred(
+                    input, mean, variance, self.weight, self.bias, residual, self.eps, self.fallback, self.deterministic
+                )
+        except REFUSALS:  # nothing is written: what follows refuses by PyTorch's names, or PyTorch computes
+            pass
         y = self._normalized(*given)
         return y if activation is None else _activated(y, residual, in_place)
 

@@ -19,7 +19,8 @@ def calls(device, monkeypatch):
 
 def right(torch, module, x, residual, dy):
     """y, the gradients and the running statistics in float64; and how near ReLU's corner each result is."""
-    wide = torch.nn.BatchNorm2d(x.shape[1]).to(x.device, torch.float64)
+    wide = torch.nn.BatchNorm2d(x.shape[1], module.eps, module.momentum).to(x.device, torch.float64)
+    wide._check_input_dim = lambda x: None
     wide.load_state_dict(module.state_dict())
     given = [t.detach().double().requires_grad_() for t in (x, *([] if residual is None else [residual]))]
     total = wide(given[0]) if residual is None else wide(given[0]) + given[1]
@@ -58,11 +59,12 @@ def norm_of(torch, ours, device, channels=32):
 @pytest.mark.parametrize("residual", [False, True], ids=["activation", "residual"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_one_call_computes_what_three_do(torch, ours, device, calls, dtype, residual):
-    for shape in ((8, 32, 7, 9), (4, 512, 4, 4), (16, 64, 28, 28)):
+    for shape, eps in (((8, 32, 7, 9), 1e-5), ((8, 32, 7, 9), 0.3), ((4, 512, 4, 4), 1e-5), ((16, 64, 28, 28), 1e-5)):
         calls.clear()
         x, z, dy = drawn(torch, device, getattr(torch, dtype), shape)
         z = z if residual else None
         module = norm_of(torch, ours, device, shape[1])
+        module.eps = eps
         wanted, near = right(torch, module, x, z, dy)
         found = seen(module, x, z, torch.where(near, 0, dy))
         assert calls == ["train", "differentiate"]
@@ -83,8 +85,8 @@ def test_a_second_derivative_is_right(torch, ours, device, calls):
         options = {"activation": "relu", "residual": given[1]} if norm is module else {}
         y = norm(given[0], **options)
         y = y if norm is module else (y + given[1]).relu()
-        first = torch.autograd.grad(y, given, dy.to(kind), create_graph=True)
-        results.append(torch.autograd.grad(first[0].square().sum() + first[1].sum(), given[0])[0])
+        first = torch.autograd.grad((y.square() * dy.to(kind)).sum(), given, create_graph=True)
+        results.append(torch.autograd.grad(first[0].square().sum() + first[1].square().sum(), given[0])[0])
     assert calls[0] == "train"
     assert set(calls) <= {"train", "differentiate"}
     far = (results[0].double() - results[1]).abs() > 1e-4 * (1 + results[1].abs().max())
@@ -109,7 +111,9 @@ def test_without_a_derivative_and_in_evaluation(torch, ours, device, calls):
     assert calls == []  # with a derivative evaluation is three calls
 
 
-@pytest.mark.parametrize("what", ["channels first", "channels", "float64", "residual", "address", "sync"])
+@pytest.mark.parametrize(
+    "what", ["channels first", "channels", "float64", "residual", "address", "sync", "rank", "weight"]
+)
 def test_other_layouts_and_what_is_not_joined_are_right_too(torch, ours, device, calls, what):
     kind = torch.float64 if what == "float64" else torch.float32
     x, z, dy = drawn(torch, device, kind, (8, 3 if what == "channels" else 32, 5, 5))
@@ -122,12 +126,18 @@ def test_other_layouts_and_what_is_not_joined_are_right_too(torch, ours, device,
         x = torch.empty(x.numel() + 1, device=device)[1:].as_strided(x.shape, x.stride()).copy_(x)
     elif what == "float64":
         module.double()
+    elif what == "rank":
+        x, z, dy = (t.unflatten(3, (1, 5)).contiguous() for t in (x, z, dy))
+        module._check_input_dim = lambda x: None
+    elif what == "weight":
+        x, z, dy = x.contiguous(), z.contiguous(), dy.contiguous()  # in others PyTorch 2.13 takes it as contiguous
+        module.weight, module.fallback = torch.nn.Parameter(torch.rand(64, device=device)[::2]), True
     elif what == "sync":
         module.__class__ = ours.SyncBatchNorm
         module.process_group = None
     wanted, near = right(torch, module, x, z, dy)
     found = seen(module, x, z, torch.where(near, 0, dy))
-    assert calls == ([] if what == "sync" else ["train", "differentiate"])
+    assert calls == ([] if what in ("sync", "weight") else ["train", "differentiate"])
     for one, other in zip(found, wanted, strict=True):
         assert (one.double() - other).abs().max() <= 1e-5 * (1 + other.abs().max())
 
@@ -189,10 +199,20 @@ def test_a_captured_step(torch, ours, device, calls):
         assert torch.equal(one, other)
 
 
-def test_one_value_in_a_channel_is_refused(torch, ours, device, calls):
+def test_refusals_and_fallback_are_those_of_the_batch_norm_alone(torch, ours, device):
     import pybnorm
 
-    x = torch.ones(1, 32, 1, 1, device=device).to(memory_format=torch.channels_last)
+    x, z, dy = drawn(torch, device, torch.float32)
+    module, one = norm_of(torch, ours, device), x[:1, :, :1, :1]
     with pytest.raises(pybnorm.ArgumentError, match="more than one value per channel"):
-        ours.BatchNorm2d(32, track_running_stats=False).to(device)(x, activation="relu")
-    assert calls == []
+        module(one, activation="relu")
+    module.momentum = 1.5
+    with pytest.raises(pybnorm.ArgumentError, match=r"^momentum: got 1\.5"):
+        module(x, activation="relu", residual=z)
+    module.fallback = True
+    wanted, near = right(torch, module, x, z, dy)
+    for got, expected in zip(seen(module, x, z, torch.where(near, 0, dy)), wanted, strict=True):
+        torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
+    module.fallback, module.momentum, module.weight.data = False, 0.1, module.weight.half()
+    with torch.no_grad(), pytest.raises(pybnorm.ArgumentError, match=r"^weight: got dtype f16"):
+        module.eval()(x, activation="relu")
