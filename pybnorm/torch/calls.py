@@ -57,8 +57,7 @@ def train(
         if not fallback:
             raise
         native = torch.ops.aten.native_batch_norm
-        y, *saved = native(x, weight, bias, mean.zero_(), variance.fill_(1), True, 1.0, eps)
-        saved = [one.to(kind) for one in saved]
+        y, *saved = native(x, _wide(weight, x), _wide(bias, x), mean.zero_(), variance.fill_(1), True, 1.0, eps)
     return y, *saved, variance
 
 
@@ -152,7 +151,7 @@ def _back(
     except REFUSALS:  # of what forward did not need
         if not fallback:
             raise
-        slope = torch.ones_like(mean) if weight is None else weight  # without one there are no sums on CUDA
+        slope = torch.ones_like(mean) if weight is None else _wide(weight, x)  # without one there are no sums on CUDA
         native = torch.ops.aten.native_batch_norm_backward
         dx, *sums = native(dy, x, slope, None, None, mean, inverse, True, eps, [True, True, True])
     kind = mean.dtype if weight is None else weight.dtype
@@ -180,7 +179,7 @@ def like(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 def _wide(vector: Optional, x: torch.Tensor) -> Optional:
     """A parameter of x's 16-bit dtype as the libraries take it."""
-    return vector.float() if vector is not None and vector.dtype == x.dtype else vector
+    return vector.float() if vector is not None and vector.dtype == x.dtype in _SHORT else vector
 
 
 def _aligned(x: torch.Tensor) -> torch.Tensor:

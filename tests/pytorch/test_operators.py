@@ -157,8 +157,10 @@ def test_vmap_takes_each_as_if_alone(torch, ours, operators, device):
             kept.append(running)
         same(torch, results[:1], results[1:])
         same(torch, kept[0], kept[1])
-    with pytest.raises(pybnorm.ArgumentError, match="vmap"):
-        torch.vmap(lambda x: ours.batch_norm(x, mean[0], variance[0], training=True))(x)
+    for mapped in ((None, None), (0, None), (None, 0)):
+        running = [r if axis == 0 else r[0] for axis, r in zip(mapped, (mean, variance), strict=True)]
+        with pytest.raises(pybnorm.ArgumentError, match="vmap"):
+            torch.vmap(lambda *given: ours.batch_norm(*given, training=True), (0, *mapped))(x, *running)
     found, wanted = (
         torch.vmap(torch.func.grad(loss(torch, f, bias), (0, 1)), (0, None))(x, weights[0])
         for f in (ours.batch_norm, native)
@@ -203,7 +205,7 @@ def test_a_second_derivative_is_that_of_pytorch_in_float64(torch, ours, device, 
         leaves = [t.to(dtype).clone().requires_grad_() for t in (x, weight, bias)]
         y = function(leaves[0], mean.to(dtype).clone(), variance.to(dtype).clone(), *leaves[1:], training)
         first = torch.autograd.grad((y**3).mean(), leaves, create_graph=True)
-        return torch.autograd.grad((first[0] * direction).sum() + first[1].pow(2).sum(), leaves)
+        return torch.autograd.grad((first[0] * direction).sum() + sum(f.pow(2).sum() for f in first[1:]), leaves)
 
     for got, right in zip(second(ours.batch_norm, torch.float32), second(torch.nn.functional.batch_norm, torch.float64),
                           strict=True):  # fmt: skip
@@ -259,6 +261,10 @@ def test_models_of_16_bits_throughout(torch, ours, device, dtype):
         same(torch, [g.to(r.dtype) for g, r in zip(got, right, strict=True)], right, 0.03)
     with torch.no_grad():  # of evaluation: nothing is written
         torch.testing.assert_close(mine(x).float(), right[0], atol=0.03, rtol=0.03)
+        running, batch = made(torch, device, 2, 99, dtype=dtype), made(torch, device, 2, 99, seed=1)
+        rounded_once = (running.float() * 0.75 + batch * 0.25).to(kind)
+        torch.ops.pybnorm.update_running(*running, *batch, 0.25)
+        assert torch.equal(running, rounded_once)
 
 
 def test_a_slice_of_16_bits_between_two_words(torch, ours, device):
@@ -452,6 +458,14 @@ def test_ways_whose_bits_do_not_repeat_are_refused_as_pytorch_does(torch, ours, 
     deterministic(True)
     for mine, theirs in zip(all_calls(fallback=True), wanted, strict=True):
         assert torch.allclose(mine, theirs, atol=1e-4)
+    for kind in (torch.float32, torch.float16):
+        made_by = []
+        for kinds in (torch.nn.BatchNorm2d, ours.BatchNorm2d):
+            module = kinds(5, device=device, dtype=kind)
+            module.fallback = True
+            made_by.append(step(torch, module, x.to(kind)))
+        assert [t.dtype for t in made_by[1]] == [t.dtype for t in made_by[0]]
+        same(torch, *made_by, 1e-5 if kind == torch.float32 else 0.03)
     deterministic(True, warn_only=True)
     with pytest.warns(UserWarning, match="warn_only=True") as seen:
         warned = all_calls()
