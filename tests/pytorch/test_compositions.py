@@ -194,6 +194,8 @@ def test_gradients_by_running_statistics(torch, ours):
 
     for transform in (
         lambda f: torch.func.grad(f, (0, 1))(mean, variance),
+        lambda f: torch.func.grad(f, 0)(mean, variance),
+        lambda f: torch.func.grad(f, 1)(mean, variance),
         lambda f: torch.func.hessian(f, (0, 1))(mean, variance) if f is right else torch.func.jacrev(
             torch.func.jacrev(f, (0, 1)), (0, 1))(mean, variance),
         lambda f: torch.autograd.functional.hessian(f, (mean, variance)),
@@ -208,3 +210,12 @@ def test_gradients_by_running_statistics(torch, ours):
 
     found = outer(lambda t, m: ours.batch_norm(t, m, variance))
     torch.testing.assert_close(found, outer(lambda t, m: formula(torch, t, None, None, m, variance)))
+
+    def mapped(*given):
+        return torch.vmap(lambda t, *statistics: ours.batch_norm(t, *statistics).pow(3).sum())(*given).sum()
+
+    given = x.expand(3, 4, 2), mean.expand(3, 2), variance.expand(3, 2)
+    for of in (1, 2):
+        for call in (mapped, lambda *given: torch.func.grad(mapped)(*given).pow(2).sum()):
+            with pytest.raises(pybnorm.ArgumentError, match=r"running_mean: got .* of an outer transform"):
+                torch.func.grad(call, of)(*given)

@@ -164,6 +164,7 @@ def test_refusals_are_errors_or_by_request_pytorchs(torch, ours, device):
     for call, match in [
         (lambda **o: ours.batch_norm(x, None, None, training=False, **o), "running_mean"),
         (lambda **o: ours.batch_norm(x[:1, :, :1, :1], weight, weight, training=True, **o), "more than one value"),
+        (lambda **o: ours.batch_norm(x[:1, :1, :1, :1], None, None, training=True, **o), "more than one value"),
     ]:
         with pytest.raises(pybnorm.ArgumentError, match=match):
             call()
