@@ -86,6 +86,13 @@ class Executor:
         The second phase it belongs to, such as ``"batch_norm_stats"``.
     workspace_size : int
         Bytes of workspace that the second phase needs, aligned to 64.
+
+    Examples
+    --------
+    >>> x, (mean, invstd) = np.float32([[[1, 2, 3]]]), np.empty((2, 1), np.float32)
+    >>> with pybnorm.Handle("native") as handle:
+    ...     pybnorm.cann.batch_norm_stats_get_workspace_size(handle, x, 0.0, mean, invstd)[1]
+    <pybnorm.cann.Executor of batch_norm_stats, 128 bytes of workspace>
     """
 
     def __init__(self, function: str, call: Checked) -> None:

@@ -37,6 +37,14 @@ class Captured:
     ----------
     text : str
         Empty until the block has ended.
+
+    Examples
+    --------
+    >>> import os
+    >>> with pybnorm.vendor_stderr() as captured:
+    ...     _ = os.write(2, b"a library's warning")
+    >>> captured.text
+    "a library's warning"
     """
 
     def __init__(self) -> None:

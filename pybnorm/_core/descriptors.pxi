@@ -142,6 +142,12 @@ cdef class TensorDescriptor:
         -------
         TensorDescriptor
             ``close()`` leaves the vendor's object alone.
+
+        Examples
+        --------
+        >>> owner = pybnorm.TensorDescriptor("onednn", "f32", (2, 3, 4))
+        >>> pybnorm.TensorDescriptor.from_pointer("onednn", owner.pointer).dims
+        (2, 3, 4)
         """
         cdef uintptr_t address = _arguments.pointer(pointer, "pointer")
         backend = load(backend).backend

@@ -224,6 +224,13 @@ cdef class _HandleLife:
             Another mode, or a closed handle.
         UnsupportedError
             The backend's kernels record nothing, or the library lacks the symbol.
+
+        Examples
+        --------
+        ::
+
+            handle.forward_training(x, scale, bias, y, mode="persistent")  # a cuDNN handle
+            assert handle.query_runtime_error() is None
         VendorError
             The query itself failed.
 

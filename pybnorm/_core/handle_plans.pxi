@@ -59,6 +59,25 @@ cdef class Handle(_HandleCalls):
     ...     handle.forward_training(x, scale, bias, y, epsilon=0)
     >>> y.round(3)
     array([[[-1.342, -0.447,  0.447,  1.342]]], dtype=float32)
+
+    The other calls, without ``with``:
+
+    >>> handle = pybnorm.Handle("native")
+    >>> handle.set_stream(0)
+    >>> handle.follow_stream(x)  # NumPy has no streams
+    False
+    >>> dx, (mean, variance, dscale, dbias) = np.empty_like(x), np.float32([[0], [1], [0], [0]])
+    >>> handle.forward_inference(x, scale, bias, mean, variance, y, epsilon=0)
+    >>> handle.backward(x, y, scale, dx, dscale, dbias)
+    >>> handle.fill(-5, dx)  # dx = -5
+    >>> handle.axpby(2, x, 1, dx)  # dx = 2 * x + dx
+    >>> handle.relu(dx, y)  # y = max(dx, 0)
+    >>> handle.relu_backward(dx, x, y)  # y = x where dx > 0
+    >>> y
+    array([[[0., 0., 3., 4.]]], dtype=float32)
+    >>> handle.buffer(x, "x").dims, handle.memory(None), handle.workspace_size("train", handle.descriptor(x))
+    ((1, 1, 4), (0, 0), 0)
+    >>> handle.close()
     """
 
     def workspace_size(

@@ -14,7 +14,20 @@ __all__ = ["Device", "device_count", "device_for", "driver"]
 
 
 class Device(Protocol):
-    """Interface of `pybnorm.devices.cpu.Device`, `pybnorm.devices.cuda.Device` and `pybnorm.devices.hip.Device`."""
+    """Interface of `pybnorm.devices.cpu.Device`, `pybnorm.devices.cuda.Device` and `pybnorm.devices.hip.Device`.
+
+    Examples
+    --------
+    >>> cpu = pybnorm.devices.device_for(1)
+    >>> buffer = cpu.from_numpy(np.zeros(3, np.float32))
+    >>> cpu.refill(buffer, np.float32([1, 2, 3]).view(np.uint8))
+    >>> cpu.synchronize()
+    >>> cpu.synchronize_all()
+    >>> cpu.to_numpy(buffer)
+    array([1., 2., 3.], dtype=float32)
+    >>> cpu.empty_bytes(256).nbytes, len(cpu.time(lambda: None, repeats=2))
+    (256, 2)
+    """
 
     device_type: int
     """Device type as in DLPack."""

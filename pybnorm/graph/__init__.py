@@ -113,6 +113,37 @@ class Graph(_Description):
     ...     graph.execute(handle, {x: np.float32([[[[-1, 0, 2]]]]), y: result})
     >>> result.ravel()
     array([0., 0., 2.], dtype=float32)
+
+    ``build`` does all stages; one by one, for a graph from JSON:
+
+    >>> copy = pybnorm.graph.Graph()
+    >>> copy.from_json(graph.to_json())
+    >>> copy.validate()
+    >>> with pybnorm.Handle("onednn") as handle:
+    ...     copy.build_operation_graph(handle)
+    ...     copy.create_execution_plans()
+    ...     copy.check_support()
+    ...     copy.build_plans()
+    ...     copy.build_plan_at_index(0)  # the same: there is one plan
+    ...     memory = {x.get_uid(): np.float32([[[[1, 0, -2]]]]), y.get_uid(): result}
+    ...     copy.execute_plan_at_index(handle, memory, None, 0)
+    >>> result.ravel()
+    array([1., 0., 0.], dtype=float32)
+
+    Nodes take tensors and return their outputs:
+
+    >>> from pybnorm.graph import BatchnormAttributes, BatchnormBackwardAttributes, BatchnormInferenceAttributes
+    >>> from pybnorm.graph import BatchnormInferenceAttributesVarianceExt, PointwiseAttributes
+    >>> scale, bias, mean, var = (graph.tensor(dim=(1, 1, 1, 1), stride=(1, 1, 1, 1)) for _ in range(4))
+    >>> y, saved, inverse, _, _ = graph.batchnorm(x, scale, bias, BatchnormAttributes().set_epsilon(1e-5))
+    >>> statistics = BatchnormBackwardAttributes().set_saved_mean_and_inv_variance(saved, inverse)
+    >>> dx, dscale, dbias = graph.batchnorm_backward(graph.tensor_like(x), x, scale, statistics)
+    >>> y = graph.batchnorm_inference(x, mean, inverse, scale, bias, BatchnormInferenceAttributes())
+    >>> given = BatchnormInferenceAttributesVarianceExt()
+    >>> z = graph.add(y, graph.batchnorm_inference_variance_ext(x, mean, var, scale, bias, 1e-5, given))
+    >>> positive = graph.pointwise(z, PointwiseAttributes().set_mode("relu_fwd"))
+    >>> graph.relu_backward(dx, z).get_is_virtual()
+    True
     """
 
     def __init__(self) -> None:

@@ -68,6 +68,15 @@ class TensorAttributes(_Named):
     ----------
     value : float, optional
         Makes it a scalar that is passed by value (`set_value`).
+
+    Examples
+    --------
+    >>> x = pybnorm.graph.Tensor.create((2, 3, 4, 4), "half").set_name("x").set_uid(1)
+    >>> x.get_stride(), x.has_uid(), x.clear_uid().has_uid()
+    ([48, 16, 4, 1], True, False)
+    >>> epsilon = pybnorm.graph.Tensor(0.5)
+    >>> epsilon.get_value(), epsilon.clear_value().get_pass_by_value()
+    (0.5, False)
     """
 
     def __init__(self, value: float | None = None) -> None:
@@ -294,7 +303,15 @@ class _StatisticsAttributes(_Attributes):
 
 
 class BatchnormAttributes(_StatisticsAttributes):
-    """Attributes of `Graph.batchnorm`. Scalars are tensors passed by value or plain numbers."""
+    """Attributes of `Graph.batchnorm`. Scalars are tensors passed by value or plain numbers.
+
+    Examples
+    --------
+    >>> mean, variance = (pybnorm.graph.Tensor.create((1, 3, 1, 1), "float") for _ in range(2))
+    >>> attributes = pybnorm.graph.BatchnormAttributes().set_epsilon(1e-5)
+    >>> attributes.set_previous_running_stats(mean, variance, 0.1).get_momentum().get_value()
+    0.1
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -364,20 +381,40 @@ class _InferenceAttributes(_Attributes):
 
 
 class BatchnormInferenceAttributes(_InferenceAttributes):
-    """Attributes of `Graph.batchnorm_inference`."""
+    """Attributes of `Graph.batchnorm_inference`.
+
+    Examples
+    --------
+    >>> pybnorm.graph.BatchnormInferenceAttributes().set_name("bn1").get_name()
+    'bn1'
+    """
 
     set_inv_variance, get_inv_variance = _slot("inv_variance")
 
 
 class BatchnormInferenceAttributesVarianceExt(_InferenceAttributes):
-    """Attributes of `Graph.batchnorm_inference_variance_ext`; the epsilon is an argument there."""
+    """Attributes of `Graph.batchnorm_inference_variance_ext`; the epsilon is an argument there.
+
+    Examples
+    --------
+    >>> pybnorm.graph.BatchnormInferenceAttributesVarianceExt().set_name("bn1").get_name()
+    'bn1'
+    """
 
     set_variance, get_variance = _slot("variance")
     set_epsilon, get_epsilon = _slot("epsilon")
 
 
 class BatchnormBackwardAttributes(_StatisticsAttributes):
-    """Attributes of `Graph.batchnorm_backward`."""
+    """Attributes of `Graph.batchnorm_backward`.
+
+    Examples
+    --------
+    >>> mean, inverse = (pybnorm.graph.Tensor.create((1, 3, 1, 1), "float") for _ in range(2))
+    >>> attributes = pybnorm.graph.BatchnormBackwardAttributes()
+    >>> attributes.set_saved_mean_and_inv_variance(mean, inverse).get_mean() is mean
+    True
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -417,7 +454,13 @@ class BatchnormBackwardAttributes(_StatisticsAttributes):
 
 
 class PointwiseAttributes(_Attributes):
-    """Attributes of `Graph.pointwise`."""
+    """Attributes of `Graph.pointwise`.
+
+    Examples
+    --------
+    >>> pybnorm.graph.PointwiseAttributes().set_mode("relu_fwd").get_mode().name
+    'RELU_FWD'
+    """
 
     def __init__(self) -> None:
         super().__init__()

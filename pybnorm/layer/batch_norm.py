@@ -35,7 +35,9 @@ class BatchNorm(StagedLayer):
     ...     bias = np.zeros(properties.dims, np.float32)
     ...     layer.forward_training(x, scale, bias, y)
     ...     layer.backward(x, dy, scale, dx, dscale, dbias)
+    ...     layer.backward_prop(x, dy, scale, dx, dscale, dbias)  # the same, by gocudnn's name
     ...     text = layer.info().to_json()
+    >>> layer.close()  # as the end of ``with``
     >>> dx.round(3), dbias
     (array([[[[ 0.204, -0.408,  0.204]]]], dtype=float32), array([1.], dtype=float32))
     """
@@ -110,6 +112,12 @@ class BatchNorm(StagedLayer):
         Returns
         -------
         BatchNorm
+
+        Examples
+        --------
+        >>> with pybnorm.Handle("native") as handle:
+        ...     pybnorm.layer.BatchNorm.spatial_persistent(handle).mode.name
+        'SPATIAL_PERSISTENT'
         """
         return cls(handle, Mode.SPATIAL_PERSISTENT, **options)
 

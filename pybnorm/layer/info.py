@@ -57,6 +57,17 @@ class Info:
     running_mean, running_variance, saved_mean, saved_inv_variance : ndarray
         Of `dims` and `data_type`, read-only. `saved_inv_variance` is 1 / sqrt(biased variance + epsilon); the saved
         pair is all 0 before the first forward training.
+
+    Examples
+    --------
+    >>> from pybnorm.layer import BatchNorm, Info
+    >>> with pybnorm.Handle("native") as handle, BatchNorm.spatial(handle) as layer:
+    ...     layer.stage(np.ones((2, 3, 4, 5), np.float32))
+    ...     info = layer.info()
+    >>> Info.from_json(info.to_json()) == info
+    True
+    >>> Info.from_gocudnn_json(info.to_gocudnn_json()).dims
+    (1, 3, 1, 1)
     """
 
     mode: Mode

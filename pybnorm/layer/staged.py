@@ -206,7 +206,11 @@ class StagedLayer:
 
         Examples
         --------
-        >>> nbytes = layer.workspace_size("backward", handle.descriptor(x), beta=1.0)
+        >>> x = np.ones((2, 3, 4, 5), np.float32)
+        >>> with pybnorm.Handle("native") as handle, pybnorm.layer.BatchNorm.spatial(handle) as layer:
+        ...     layer.stage(x)
+        ...     layer.workspace_size("backward", handle.descriptor(x))
+        0
         """
         self._need_staged()
         own = {"mode": self._mode, "epsilon": self._epsilon, "algorithm": self._algorithm}

@@ -41,7 +41,15 @@ _PLANE = 1 << 9  # neighbours of one statistic from which a block is made of as 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Block:
-    """One step of `iterate_blocks`."""
+    """One step of `iterate_blocks`.
+
+    Examples
+    --------
+    >>> x, mean = np.float32([[1, 2], [3, 4]]), np.float32([1, 2])
+    >>> [block] = pybnorm.reference.iterate_blocks((x,), "per_activation", (mean,))
+    >>> block.arrays[0] - block.parameters[0]
+    array([[0., 0.], [2., 2.]])
+    """
 
     index: Index
     """Position of the block in the arrays: ``arrays[i][index]``."""

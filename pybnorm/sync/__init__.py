@@ -114,6 +114,25 @@ class SyncBatchNorm:
     dscale and dbias stay sums over the local data, as in ``torch.nn.SyncBatchNorm``: data-parallel training averages
     or adds the gradients of all parameters afterwards.
     The batches of ranks may differ in size, and may be empty.
+
+    Examples
+    --------
+    >>> import types
+    >>> twin = types.SimpleNamespace(  # of a second rank that has the same data
+    ...     rank=0, size=2, devices=(1,), vector=lambda values, *_: values.copy(),
+    ...     all_gather=lambda send, received, _: np.copyto(received, np.tile(send, 2)),
+    ...     all_reduce=lambda send, received, _: np.copyto(received, send * 2),
+    ...     read=lambda vector, out, _: np.copyto(out, vector),
+    ... )
+    >>> x, y, (scale, bias, mean, inverse) = np.float32([[1], [3]]), np.empty((2, 1), np.float32), np.ones((4, 1), "f4")
+    >>> with pybnorm.Handle("native") as handle:
+    ...     norm = pybnorm.sync.SyncBatchNorm(handle, twin, 1)
+    ...     size = norm.workspace_size("forward", x, scale, bias, y)
+    ...     norm.forward(x, scale, bias, y, saved_mean=mean, saved_inv_variance=inverse)  # elements of all ranks
+    ...     norm.backward(x, y, scale, np.empty_like(x), saved_mean=mean, saved_inv_variance=inverse)
+    ...     norm.check()
+    4
+    4
     """
 
     _few = 8

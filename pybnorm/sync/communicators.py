@@ -27,6 +27,21 @@ class Communicator(Protocol):
 
     `vector` makes all vectors: contiguous, one-dimensional, of float32 or float64. A stream is an address, 0 on the
     CPU.
+
+    Examples
+    --------
+    >>> class Twin:  # of a second rank that has the same data
+    ...     rank, size, devices = 0, 2, (1,)
+    ...     def vector(self, values, device_type, stream):
+    ...         return values.copy()
+    ...     def all_gather(self, send, received, stream):
+    ...         received[:] = np.tile(send, 2)
+    ...     def all_reduce(self, send, received, stream):
+    ...         received[:] = send * 2
+    ...     def read(self, vector, out, stream):
+    ...         out[:] = vector
+    >>> isinstance(Twin(), pybnorm.sync.Communicator)
+    True
     """
 
     rank: int

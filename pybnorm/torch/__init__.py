@@ -16,11 +16,12 @@ This package alone imports PyTorch, 2.5 or newer, and no other module imports it
 from __future__ import annotations
 
 from pybnorm.torch.conversion import convert, unconvert
-from pybnorm.torch.installation import install
+from pybnorm.torch.installation import Installation, install
 from pybnorm.torch.modules import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from pybnorm.torch.operators import batch_norm
 from pybnorm.torch.sync import SyncBatchNorm
 
 __all__ = [
-    "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "batch_norm", "convert", "install", "unconvert",
+    "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "Installation", "SyncBatchNorm", "batch_norm", "convert", "install",
+    "unconvert",
 ]  # fmt: skip

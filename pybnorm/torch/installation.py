@@ -39,6 +39,13 @@ class Installation:
     ----------
     devices : tuple of str
         Where plans compute by it: "cpu", "cuda".
+
+    Examples
+    --------
+    >>> installation = pybnorm.torch.install()
+    >>> installation.remove()
+    >>> installation
+    <Installation on cpu, removed>
     """
 
     def __init__(self, devices: tuple[str, ...]) -> None:

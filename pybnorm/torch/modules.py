@@ -57,6 +57,12 @@ class _BatchNorm:
         ValueError
             `input` has a rank that the module does not take.
         ArgumentError, UnsupportedError, LibraryNotFoundError, NotInitializedError, VendorError
+
+        Examples
+        --------
+        >>> import torch
+        >>> pybnorm.torch.BatchNorm1d(3).forward(torch.ones(2, 3), activation="relu").sum().item()
+        0.0
         """
         if not isinstance(input, torch.Tensor):  # torch.fx's tracer among others, which follows Python
             raise ArgumentTypeError("input", input, f"a tensor; {_UNCONVERT}")

@@ -42,7 +42,15 @@ _AS_DEFINED = "as defined"
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """The convention that one result follows."""
+    """The convention that one result follows.
+
+    Examples
+    --------
+    >>> x = np.float32([[-1], [1]])
+    >>> [fit] = pybnorm.check.which_convention(x, y=x, epsilon=0)
+    >>> fit.output, fit.convention
+    ('y', 'as defined')
+    """
 
     output: str
     """Name of the argument."""

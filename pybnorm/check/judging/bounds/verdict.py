@@ -71,7 +71,14 @@ _SEVERITIES = {status: number for number, status in enumerate(Status)}
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One element of one output."""
+    """One element of one output.
+
+    Examples
+    --------
+    >>> [verdict] = pybnorm.check.judge("infer,spatial,f32,nchw,1x1x1x2", {"y": np.zeros((1, 1, 1, 2), "f4")}).verdicts
+    >>> verdict.worst[0].index, verdict.worst[0].got
+    ((0, 0, 0, 1), 0.0)
+    """
 
     index: tuple[int, ...]
     reference: float
@@ -82,7 +89,14 @@ class Point:
 
 @dataclasses.dataclass(repr=False)
 class Verdict:
-    """The verdict on one output."""
+    """The verdict on one output.
+
+    Examples
+    --------
+    >>> [verdict] = pybnorm.check.judge("infer,spatial,f32,nchw,1x1x1x2", {"y": np.zeros((1, 1, 1, 2), "f4")}).verdicts
+    >>> verdict.output, verdict.status.name, verdict.over
+    ('y', 'FAIL', 2)
+    """
 
     output: str
     status: Status
