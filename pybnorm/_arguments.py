@@ -325,7 +325,7 @@ def factor(value: object, argument: str = "exponential_average_factor", dtype: D
 
 
 def _lost(number: float, dtype: DataType) -> bool:
-    """Whether the number may become 0 in float32, which all vendors read unless the data are float64."""
+    """Say whether the number may become 0 in float32, which all vendors read unless the data are float64."""
     return dtype != DataType.FLOAT64 and 0.0 < abs(number) < _FLOAT32_TINY
 
 
@@ -353,7 +353,7 @@ _REAL_TYPES = ("float", "bfloat", "int", "uint")
 
 
 def _is_real(value: object) -> bool:
-    """Whether float() converts the value without parsing text or dropping an imaginary part."""
+    """Say whether float() converts the value without parsing text or dropping an imaginary part."""
     kind = type(value)
     if issubclass(kind, float):
         return True
@@ -389,7 +389,7 @@ _QUERIES = {"raw": 0, "nonblocking": 1, "blocking": 2}  # pbn_query of shim.h
 
 
 def runtime_query(value: object) -> int:
-    """When a recorded error is read."""
+    """Read the word that says when a recorded error is read."""
     name = str.__str__(value) if issubclass(type(value), str) else None
     if name not in _QUERIES:
         raise ArgumentError("mode", value, " | ".join(_QUERIES))
@@ -468,7 +468,7 @@ def text(value: object, argument: str) -> str:
 
 
 def function(value: object, argument: str) -> None:
-    """Something to call."""
+    """Check that the value can be called."""
     if not callable(value):
         raise ArgumentTypeError(argument, value, "a callable")
 
@@ -590,7 +590,7 @@ def layout_of(shape: tuple[int, ...], steps: tuple[int, ...]) -> Layout:
 
 
 def is_packed_vector(shape: tuple[int, ...], steps: tuple[int, ...]) -> bool:
-    """Whether the elements are contiguous, in order."""
+    """Say whether the elements are contiguous, in order."""
     expected = 1
     for d, s in zip(reversed(shape), reversed(steps), strict=True):
         if d != 1:
@@ -704,7 +704,7 @@ def _share(a: Region, b: Region) -> bool:
 
 
 def _reachable(distance: int, axes: list[tuple[int, int]]) -> bool:
-    """Whether sum(q_i * stride_i) == distance has a solution with |q_i| < size_i (axes by falling stride)."""
+    """Say whether sum(q_i * stride_i) == distance has a solution with |q_i| < size_i (axes by falling stride)."""
     if not axes:
         return distance == 0
     (step, size), rest = axes[0], axes[1:]

@@ -357,7 +357,7 @@ def _torch(tensor: Any, argument: str, torch: Any) -> _View:
 
 
 def wants_gradient(tensor: Any) -> bool:
-    """Whether autograd would have to record what is done with a PyTorch tensor, as its ``numpy()`` asks, too."""
+    """Say whether autograd would have to record what is done with a PyTorch tensor, as its ``numpy()`` asks, too."""
     return bool(getattr(tensor, "requires_grad", False) and sys.modules["torch"].is_grad_enabled())
 
 
@@ -386,7 +386,7 @@ _TYPESTRS = {"<f4": DataType.FLOAT32, "<f8": DataType.FLOAT64, "<f2": DataType.F
 
 
 def of_hip_python(obj: Any) -> bool:
-    """Whether an object is of AMD's hip-python, whose modules are ``hip`` or, from version 10 on, ``rocm.bindings``."""
+    """Say whether an object is of AMD's hip-python: modules ``hip`` or, from version 10 on, ``rocm.bindings``."""
     return type(obj).__module__.partition(".")[0] in ("hip", "rocm")
 
 

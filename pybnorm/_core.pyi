@@ -68,7 +68,7 @@ def backends() -> tuple[str, ...]:
     """Names of all backends, loaded or not: those of this build, then those of other distributions."""
 
 def search_spec(backend: BackendWord | str) -> LibrarySpec:
-    """Where a backend's library is looked for."""
+    """Say where a backend's library is looked for."""
 
 def describe(array: Any, argument: str) -> tuple[bytes | tuple[Any, ...], int]:
     """The part of a plan's key that an array makes, and the address of the array."""
@@ -83,7 +83,7 @@ def load(backend: BackendWord | str, path: str | bytes | PathLike[str] | None = 
     """Load a backend's vendor library, once per process."""
 
 def has_symbol(backend: BackendWord | str, name: str) -> bool | None:
-    """Whether the loaded library has an optional symbol."""
+    """Say whether the loaded library has an optional symbol."""
 
 def capability(
     backend: BackendWord | str,
@@ -93,7 +93,7 @@ def capability(
     layout: Layout | int | LayoutWord,
     rank: int | Sequence[int],
 ) -> tuple[Capability, str]:
-    """Whether and how a backend computes one combination."""
+    """Say whether and how a backend computes one combination."""
 
 class TensorDescriptor:
     """Shape, memory order and element type of a tensor, as a vendor's descriptor."""
@@ -117,7 +117,7 @@ class TensorDescriptor:
         """Address of the vendor's descriptor."""
     @property
     def closed(self) -> bool:
-        """Whether `close` has been called."""
+        """True once `close` has been called."""
     def close(self) -> None:
         """End the use of this descriptor; further calls do nothing."""
     def __enter__(self) -> TensorDescriptor: ...
@@ -156,7 +156,7 @@ class Handle:
         """Address of the vendor's handle."""
     @property
     def closed(self) -> bool:
-        """Whether `close` has been called."""
+        """True once `close` has been called."""
     @property
     def workspace_nbytes(self) -> int:
         """Bytes of workspace the handle keeps for calls on CPU arrays; grows with the largest call."""
@@ -166,7 +166,7 @@ class Handle:
     def set_stream(self, stream: Any) -> None:
         """Send later calls to `stream`: an integer, an object with ``__cuda_stream__``, a stream of hip-python."""
     def query_runtime_error(self, mode: str = "blocking") -> str | None:
-        """What the kernels of this handle's calls have recorded on the device, and the vendor then forgets."""
+        """Read what the kernels of this handle's calls have recorded on the device; the vendor then forgets it."""
     def follow_stream(self, array: Any) -> bool:
         """Send later calls to the stream that is current for an array in its framework."""
     def close(self) -> None:
@@ -371,11 +371,11 @@ class CallList:
         plan: Plan | None = None,
         **values: Any,
     ) -> None:
-        """One call more."""
+        """Add one call."""
     def reach(self, address: int, nbytes: int, element: int, written: bool) -> None:
         """Say that memory is read or written, for `apart`."""
     def apart(self, addresses: tuple[int, ...], workspace: int = 0) -> bool:
-        """Whether the memory is there and aligned, and no written range overlaps another."""
+        """Say whether the memory is there and aligned, and no written range overlaps another."""
     def written(self) -> list[int]:
         """The slots whose memory is written, without that of the workspace."""
     def run(self, handle: Handle, addresses: tuple[int, ...]) -> None:
@@ -584,13 +584,13 @@ def bound(
     """A call's arguments in the order of `defaults`, or None where they do not fit."""
 
 def cache(handle: Handle, owner: str) -> Cache:
-    """Where the module `owner` keeps the calls that it has made ready for this handle; closing it empties that."""
+    """Give the cache where module `owner` keeps calls made ready for this handle; closing it empties that."""
 
 def defects_of(handle: Handle, call: Call) -> tuple[Defect, ...]:
     """The known defects that a `defects.Call` has, and that ``"auto"`` avoids."""
 
 def allow_in_place(handle: Handle, allowed: bool) -> None:
-    """Whether an output may be an input itself; to callers that is refused, the judge asks for it."""
+    """Set whether an output may be an input itself; to callers that is refused, the judge asks for it."""
 
 def look(
     handle: Handle, names: tuple[str | None, ...], arguments: tuple[Any, ...]

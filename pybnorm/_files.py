@@ -65,7 +65,7 @@ class Kind:
         self._header = re.compile(header.encode(), re.DOTALL)
 
     def made(self, path: str | os.PathLike[str]) -> bool:
-        """Whether the regular file at `path` says that it is of this kind."""
+        """Say whether the regular file at `path` says that it is of this kind."""
         try:
             with opened(path) as file:
                 head = file.read(HEAD)
@@ -223,7 +223,7 @@ def is_like(value: Any, form: Any) -> bool:
 
 
 def same(first: str, second: str) -> bool:
-    """Whether two paths name one file, existing or not, also through symbolic or hard links."""
+    """Say whether two paths name one file, existing or not, also through symbolic or hard links."""
     if os.path.realpath(first) == os.path.realpath(second):
         return True
     try:

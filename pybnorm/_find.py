@@ -88,7 +88,7 @@ Opened = TypeVar("Opened")
 
 @dataclass(frozen=True)
 class LibrarySpec:
-    """Where one vendor's library may be.
+    """The places where one vendor's library may be.
 
     Sonames carry their version: the unversioned name is a development link that wheels do not have
     and that may point at another release.

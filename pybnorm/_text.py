@@ -29,7 +29,7 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """As `visible`, newlines too, so that a name, value, path or case cannot fake a line of output."""
+    """Do as `visible`, newlines too, so that a name, value, path or case cannot fake a line of output."""
     return _ANY_OR_NEWLINE.sub(_written, text)
 
 

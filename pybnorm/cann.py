@@ -104,7 +104,7 @@ class Executor:
 
     @property
     def used(self) -> bool:
-        """Whether it has been executed."""
+        """True once it has been executed."""
         return self._call is None
 
     def __repr__(self) -> str:

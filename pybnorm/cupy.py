@@ -231,7 +231,7 @@ _NAMES = {
 
 
 class _Call:
-    """How a call's arrays lie, as `pybnorm.functional` takes them."""
+    """The layout of a call's arrays, as `pybnorm.functional` takes them."""
 
     def __init__(self, x: Any, is_for_conv2d: object, cudnn_mode: object, debug: object, d_layout: object) -> None:
         dtype = as_buffer(_array(x, "x"), "x").dtype
@@ -260,14 +260,14 @@ class _Call:
             raise type(error)(_NAMES.get(error.argument, error.argument), error.value, error.allowed) from None
 
     def data(self, array: Any, name: str) -> Any:
-        """In the axis order N, C, H, W; a view where it is contiguous."""
+        """Bring data to the axis order N, C, H, W; a view where it is contiguous."""
         if _array(array, name).shape != self.shape:
             raise ArgumentError(name, f"shape {array.shape}", f"{self.shape}, that of x")
         array = array if array.flags.c_contiguous else array.copy(order="C")
         return array.transpose(0, 3, 1, 2) if self.last else array.reshape(self.dims)
 
     def result(self, array: Any) -> Any:
-        """In the axis order of x."""
+        """Bring a result to the axis order of x."""
         return array.transpose(0, 2, 3, 1) if self.last else array.reshape(self.shape)
 
     def vector(self, array: Any, name: str) -> Any:

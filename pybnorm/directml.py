@@ -458,7 +458,7 @@ def _spread(p: Program, vectors: dict[str, Buffer], union: Dims) -> dict[str, Bu
 
 
 def _before(p: Program, activation: Activation, y: Buffer) -> Buffer:
-    """Where to put what the activation is applied to; rounded there to y's dtype, which commutes with max(value, 0)."""
+    """Choose where to put what the activation is applied to; rounding to y's dtype commutes with max(value, 0)."""
     return p.scratch_like(y) if activation.kind == "relu" else y
 
 

@@ -67,7 +67,7 @@ _SHORT = {DataType.FLOAT32: "f32", DataType.FLOAT64: "f64", DataType.FLOAT16: "f
 
 
 class Layout(_Named):
-    """How a tensor lies in memory; axis 0 is N and axis 1 is C whatever the layout.
+    """The order of a tensor in memory; axis 0 is N and axis 1 is C whatever the layout.
 
     Examples
     --------
@@ -121,7 +121,7 @@ class Activation(_Named):
 
 
 class Capability(enum.IntFlag):
-    """How a backend computes one combination. No bit set: it refuses the combination.
+    """The ways in which a backend computes one combination. No bit set: it refuses the combination.
 
     Examples
     --------

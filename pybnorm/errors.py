@@ -129,7 +129,7 @@ def _shown(value: object) -> str:
 
 
 def _cut(text: str) -> str:
-    """At most 300 characters on one line; cleaning all of a long text would cost seconds."""
+    """Cut to at most 300 characters on one line; cleaning all of a long text would cost seconds."""
     text = one_line(text[:301])
     return text if len(text) <= 300 else text[:297] + "..."
 

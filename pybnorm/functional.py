@@ -364,7 +364,7 @@ class _Home:
         return contextlib.nullcontext()
 
     def elsewhere(self, device: int) -> bool:
-        """Whether another device is current."""
+        """Say whether another device is current."""
         return False
 
     def devices(self) -> int:
@@ -568,7 +568,7 @@ def _backend_of(device_type: int) -> str | None:
 
 @functools.cache
 def _compiles_kernels() -> bool:
-    """Whether native's kernels can be compiled and run for CUDA: NVRTC and a driver are here."""
+    """Say whether native's kernels can be compiled and run for CUDA: NVRTC and a driver are here."""
     try:
         Handle("native_cuda").close()
     except (LibraryError, NotInitializedError):
@@ -624,7 +624,7 @@ def _no_maker(array: Any) -> Any:
 
 
 def _nothing(array: Any) -> None:
-    """In place of what is neither computed nor returned."""
+    """Give nothing, in place of what is neither computed nor returned."""
 
 
 def _one_framework(x: Any, scale: Any) -> None:

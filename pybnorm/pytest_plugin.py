@@ -237,7 +237,7 @@ class Plugin:
         self.farm: Any = resources.enter_context(executors.opened("pool", jobs=jobs, timeout=timeout, share=share))
 
     def wants(self, backend: str, problem: Problem | None = None) -> bool:
-        """Whether a backend, and a case on it, was named by its node id, or no node id is ours."""
+        """Say whether a backend, and a case on it, was named by its node id, or no node id is ours."""
         cases = {case for name, case in self._wanted if name in ("", backend)}
         return not self._wanted or "" in cases or (str(problem) in cases if problem else bool(cases))
 

@@ -88,7 +88,7 @@ cdef class CallList:
     def append(
         self, Handle handle not None, object operation, dict arrays not None, object workspace, Plan plan=None, **values
     ):
-        """One call more.
+        """Add one call.
 
         Parameters
         ----------
@@ -196,7 +196,7 @@ cdef class CallList:
         self.count += 1
 
     cdef bint _takes(self, Plan plan, const pbn_call *call) noexcept:
-        """Whether the plan is the list's handle's, and one of such a call."""
+        """Say whether the plan is the list's handle's, and one of such a call."""
         return (
             plan.plan != NULL and plan.alone and plan.serial == self.serial
             and plan.call.operation == call.operation and plan.call.sums_only == call.sums_only
@@ -237,7 +237,7 @@ cdef class CallList:
         return 0
 
     def apart(self, tuple addresses not None, workspace=0):
-        """Whether the memory is there and aligned, and no written range overlaps another.
+        """Say whether the memory is there and aligned, and no written range overlaps another.
 
         False says no more than that some are in doubt: interleaved views may be apart.
 

@@ -163,7 +163,7 @@ def tensors(operation):
 
 
 cdef inline bint _normalizes(int operation) noexcept:
-    """Whether it is one of the three batch-norm calls, which have parameters."""
+    """Say whether it is one of the three batch-norm calls, which have parameters."""
     return operation in (PBN_OP_FORWARD_TRAINING, PBN_OP_FORWARD_INFERENCE, PBN_OP_BACKWARD)
 
 
@@ -329,7 +329,7 @@ cdef int _show(list lines, str name, const pbn_tensor *t) except -1:
 
 
 cdef uintptr_t _address(object buffer, str argument) except 0:
-    """Where an array lies; a `Buffer` may have been made of any number."""
+    """Say where an array lies; a `Buffer` may have been made of any number."""
     cdef uintptr_t address = 0
     try:
         address = buffer.pointer
@@ -391,7 +391,7 @@ cdef struct _Extent:
 
 
 cdef bint _apart(const _Extent *extents, int count, const uintptr_t *begins, size_t workspace) noexcept:
-    """Whether all memory is there and aligned, and nothing written overlaps anything; slot 0 begins with a workspace.
+    """Say whether all memory is there and aligned, and nothing written overlaps; slot 0 begins with a workspace.
 
     False says no more than that some is in doubt: interleaved views may be apart.
     """

@@ -203,7 +203,7 @@ cdef class TensorDescriptor:
 
     @property
     def closed(self):
-        """Whether `close` has been called."""
+        """True once `close` has been called."""
         return not self.open
 
     def close(self):

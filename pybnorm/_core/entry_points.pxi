@@ -8,7 +8,7 @@ cdef object _NONE = Activation.NONE
 
 
 cdef bint _both(Handle handle, str name_a, object a, str name_b, object b) except -1:
-    """Whether a pair of addresses is given; None and 0 are none."""
+    """Say whether a pair of addresses is given; None and 0 are none."""
     if a is None and b is None:
         return False
     if type(a) is int and type(b) is int and a and b:

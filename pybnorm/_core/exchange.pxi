@@ -204,12 +204,12 @@ cdef bint _of_numpy(object array, bint output, _View *view) except -1:
 
 
 cdef inline uintptr_t _start(const _View *view) noexcept:
-    """Where the array lies; 0 without memory."""
+    """Say where the array lies; 0 without memory."""
     return 0 if view.tensor.data == NULL else <uintptr_t>view.tensor.data + view.tensor.byte_offset
 
 
 cdef bint _current_stream(object array, int32_t device_type, int32_t *device, uintptr_t *stream) except -1:
-    """Whether the array is of such a device and its framework says in C which stream is current there."""
+    """Say whether the array is of such a device and its framework says in C which stream is current there."""
     cdef _DLTensor view
     cdef _DLExchange *table = _exchange_of(type(array), False)
     cdef void *found = NULL

@@ -151,7 +151,7 @@ cdef class _HandleLife:
 
     @property
     def closed(self):
-        """Whether `close` has been called."""
+        """True once `close` has been called."""
         return self.handle == NULL
 
     @property
@@ -166,7 +166,7 @@ cdef class _HandleLife:
         return self.policy
 
     cdef bint _avoids(self, object algorithm):
-        """Whether calls of that algorithm go another way where they have a known defect."""
+        """Say whether calls of that algorithm go another way where they have a known defect."""
         return algorithm in ("auto", "fast") or (algorithm is None and self.policy in ("avoid", "avoid_all"))
 
     cdef tuple _met(self, object call, bint auto):
@@ -199,7 +199,7 @@ cdef class _HandleLife:
                 raise _error(self.table, status, "set_stream", ())
 
     def query_runtime_error(self, mode="blocking"):
-        """What the kernels of this handle's calls have recorded on the device, and the vendor then forgets.
+        """Read what the kernels of this handle's calls have recorded on the device; the vendor then forgets it.
 
         A call returns success once its kernel is launched. cuDNN's kernels of `Mode.SPATIAL_PERSISTENT` sum in fixed
         point and, by NVIDIA's documentation, record it when that overflows; no other batch-norm kernel is said to

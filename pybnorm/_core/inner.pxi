@@ -2,7 +2,7 @@
 
 
 def cache(Handle handle not None, str owner):
-    """Where the module `owner` keeps the calls that it has made ready for this handle; closing it empties that."""
+    """Give the cache where module `owner` keeps calls made ready for this handle; closing it empties that."""
     return handle.caches[owner]
 
 
@@ -49,7 +49,7 @@ def tell_of_defects(Handle handle not None, call, list written not None):
 
 
 def allow_in_place(Handle handle not None, bint allowed):
-    """Whether an output may be an input itself; to callers that is refused, the judge asks for it."""
+    """Set whether an output may be an input itself; to callers that is refused, the judge asks for it."""
     handle.in_place = allowed
 
 

@@ -68,7 +68,7 @@ cdef list _results(int operation):
 
 
 cdef str _said(object defect, list written):
-    """What it makes of a call that writes `written`."""
+    """Say what it makes of a call that writes `written`."""
     word = "inexact" if defect.note == "sums in chains" else "wrong"  # correct, but less exact than others
     what = f"{word} {', '.join([n for n in defect.outputs if n in written])}" if defect.outputs else "the call fails"
     text = f"known defect {defect.id}, {what}: {defect.what}"

@@ -198,7 +198,7 @@ def backends():
 
 
 def search_spec(backend):
-    """Where a backend's library is looked for.
+    """Say where a backend's library is looked for.
 
     Parameters
     ----------
@@ -346,7 +346,7 @@ cdef object _load(str backend, object path):
 
 
 def has_symbol(backend, name):
-    """Whether the loaded library has an optional symbol.
+    """Say whether the loaded library has an optional symbol.
 
     Parameters
     ----------
@@ -372,7 +372,7 @@ def has_symbol(backend, name):
 
 
 def capability(backend, operation, mode, dtype, layout, rank):
-    """Whether and how a backend computes one combination.
+    """Say whether and how a backend computes one combination.
 
     Parameters
     ----------

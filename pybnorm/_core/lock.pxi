@@ -36,7 +36,7 @@ cdef extern from *:
 
 @cython.final
 cdef class _Lock:
-    """What threading.RLock is, for a tenth of its time, which was a tenth of a small call's.
+    """The same as threading.RLock, for a tenth of its time, which was a tenth of a small call's.
 
     A thread may take it again: a signal handler may call a plan in the midst of its call. Who waits lets other threads
     run Python, and signal handlers too. It is never destroyed while it is held: a child after a fork gets a new one.

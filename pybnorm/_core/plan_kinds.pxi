@@ -1,7 +1,7 @@
 # The three kinds of plan, and how they are planned.
 
 cdef inline bint _short(void *address, size_t size, size_t need) noexcept:
-    """Whether a workspace or reserve is too small, or not aligned as its user wants it."""
+    """Say whether a workspace or reserve is too small, or not aligned as its user wants it."""
     return size < need or <uintptr_t>address % _WORKSPACE_ALIGNMENT != 0
 
 
@@ -69,7 +69,7 @@ cdef object _like(Handle handle, object tensor, str name, object default):
 
 
 cdef bint _by_native(Plan plan, Handle handle, tuple met) except -1:
-    """Whether native computes a plan's call on the same memory, for a handle on the CPU that avoids defects."""
+    """Say whether native computes a plan's call on the same memory, for a handle on the CPU that avoids defects."""
     cdef const char *chosen = NULL
     cdef const char *why = NULL
     if plan.table.device_type != PBN_DEVICE_CPU or handle.policy not in ("avoid", "avoid_all"):
@@ -249,7 +249,7 @@ cdef int _keep_biased(Plan plan, Handle handle) except -1:
 
 
 cdef int _has(object running, object saved, object z=None) except -1:
-    """What a call has, for `_plan`."""
+    """List what a call has, for `_plan`."""
     return (
         (PBN_RUNNING if _arguments.boolean(running, "running") else 0)
         | (PBN_SAVED if _arguments.boolean(saved, "saved") else 0)

@@ -233,7 +233,7 @@ cdef class Plan:
         self.call.y = self.call.dx = self.call.dz = NULL
 
     cdef bint _by_way(self, Handle handle, object algorithm, object asked, tuple met) except -1:
-        """Whether an algorithm of the library does the call without the defects: its choice, else one by name."""
+        """Say whether an algorithm of the library does the call without the defects: its choice, else one by name."""
         cdef const pbn_backend *table = handle.table
         cdef const char *chosen = NULL, *why = NULL
         cdef bytes name
@@ -262,7 +262,7 @@ cdef class Plan:
         return False
 
     cdef bint _copy(self, Handle handle, object refusal) except -1:
-        """Whether the call runs on copies of arrays that the library does not take as they lie."""
+        """Say whether the call runs on copies of arrays that the library does not take as they lie."""
         cdef pbn_call *call = &self.call
         cdef int i
         if call.activation != PBN_ACTIVATION_NONE or call.z_desc != NULL or call.dz_desc != NULL:
@@ -416,7 +416,7 @@ cdef class Plan:
         return 0
 
     cdef tuple _slots(self, pbn_call *call):
-        """Where the slots of `others` begin."""
+        """Say where the slots of `others` begin."""
         cdef int i
         return (<uintptr_t>call.workspace, *[_get_address(call, self.arguments[i].row) for i in range(self.count)])
 
@@ -439,7 +439,7 @@ cdef class Plan:
         )
 
     cdef uintptr_t _array_address(self, Handle handle, object value, int i, list kept) except 0:
-        """Where an array lies that looks as planned; `kept` holds its memory."""
+        """Say where an array lies that looks as planned; `kept` holds its memory."""
         cdef const pbn_row *row = self.arguments[i].row
         cdef const pbn_tensor *tensor = (<const pbn_tensor **>(<char *>&self.call + row.descriptor))[0]
         cdef uintptr_t address = self._viewed(value, tensor, row.vector, row.written)
@@ -527,7 +527,7 @@ cdef class Plan:
         return 0
 
     cdef bint _may_write_over(self, Handle handle, int source, int target) except -1:
-        """Whether the call is correct where its output is its input.
+        """Say whether the call is correct where its output is its input.
 
         Raises UnsupportedError where it is not, though others of the backend are; False where none is.
         """

@@ -175,7 +175,7 @@ cdef bint _torch_vector(void *handle, const _TorchTensor *x, uintptr_t *address)
 
 
 cdef bint _torch_data(void *handle, _TorchTensor *x) noexcept nogil:
-    """Whether plans take a data tensor: dense, contiguous or channels last."""
+    """Say whether plans take a data tensor: dense, contiguous or channels last."""
     cdef int64_t packed = 1
     cdef int64_t last = 1
     cdef bint contiguous = True
@@ -205,7 +205,7 @@ cdef bint _torch_data(void *handle, _TorchTensor *x) noexcept nogil:
 
 
 cdef bint _torch_alike(const _TorchTensor *one, const _TorchTensor *x) noexcept nogil:
-    """Whether two tensors have one dtype, device, shape and order of elements."""
+    """Say whether two tensors have one dtype, device, shape and order of elements."""
     cdef int64_t i
     if one.dtype != x.dtype or one.rank != x.rank or one.device != x.device or one.index != x.index:
         return False

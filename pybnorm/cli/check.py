@@ -436,7 +436,7 @@ def _drawn(words: Sequence[str]) -> list[str]:
 
 
 def _read(foreign: Sequence[tuple[str, str]]) -> list[str]:
-    """Other tools' lines as cases; what is not as the tool would do it is said on standard error."""
+    """Read other tools' lines as cases; say on standard error what is not as the tool would do it."""
     from pybnorm.check.language import vendor_lines_read
 
     cases = []
@@ -597,7 +597,7 @@ def _save(
 
 
 def _ended(run: WholeRun) -> str:
-    """Why the run ended early, or nothing."""
+    """Say why the run ended early, or nothing."""
     if run.interrupted:
         return "interrupted"
     if run.not_saved:
@@ -632,7 +632,7 @@ def _explain(console: Console, run: WholeRun, document: dict[str, Any], problems
 
 
 def _resumption(context: click.Context, folder: str | None) -> str:
-    """How to go on with a run that has ended early."""
+    """Say how to go on with a run that has ended early."""
     if folder is None:
         return "a run with --save DIR can be gone on with"
     given: list[str] = context.meta.get(ARGUMENTS, ["check"])

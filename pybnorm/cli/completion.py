@@ -48,12 +48,12 @@ def suites(context: click.Context, parameter: click.Parameter, incomplete: str) 
 
 
 def executors(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """What runs cases."""
+    """Complete the names of what runs cases."""
     return _begun(("pool", "process", "dask"), incomplete)
 
 
 def tools(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Other tools whose lines are read."""
+    """Complete the names of tools whose lines are read."""
     return _begun(("benchdnn", "miopendriver"), incomplete)
 
 

@@ -49,7 +49,7 @@ _FOLDED = 80
 @click.option("-v", "--verbose", is_flag=True, help="Every place where an absent library was searched for.")
 @click.pass_context
 def info(context: click.Context, json_target: str | None, as_claims: str | None, timeout: float, verbose: bool) -> None:
-    """What libraries there are, where they were found, and what they can do; why the others are absent."""
+    """Show what libraries there are, where they were found, and what they can do; why the others are absent."""
     with output.usage_errors():
         executors.check_timeout("--timeout", timeout)
         if as_claims is not None and json_target is not None:

@@ -193,7 +193,7 @@ def write_json(value: Any, stream: IO[str]) -> None:
 
 
 def kind(option: str, command: str) -> _files.Kind:
-    """What a report that `command` wrote for `option` looks like at its beginning; only such a file is replaced."""
+    """Know a report that `command` wrote for `option` by its beginning; only such a file is replaced."""
     if option == "--json" and command == "claims":
         return _files.Kind("an earlier record of pybnorm claims", r'\s*\[\s*\{\s*"first":')
     if option == "--json":
@@ -209,7 +209,7 @@ def kind(option: str, command: str) -> _files.Kind:
 
 
 class Target:
-    """Where a report goes. It is tried before the run, so that a long run is not lost at its end.
+    """The place of a report. It is tried before the run, so that a long run is not lost at its end.
 
     A file is written under a hidden name beside its place and renamed once it is whole: if the run ends early, the old
     file stays and no other is left. Character devices and pipes are written to directly.

@@ -1,4 +1,4 @@
-"""How bash, zsh and fish ask for completions.
+"""Answers bash, zsh and fish, which ask for completions.
 
 click's own scripts hand over the words that the shell has made of a line. Bash ends words at ``=`` and ``:`` and so
 makes several of a case, and fish is given what stands before the first comma of an answer. Here every shell hands over
@@ -77,7 +77,7 @@ class _OfALine(ShellComplete):
         return words[1:], self.typed
 
     def format_completion(self, item: CompletionItem) -> str:
-        """Its type and its value, as the whole word."""
+        """Write its type and its value, as the whole word."""
         option, equals, _ = self.typed.partition("=")
         whole = item.value
         if self.typed.startswith("--") and equals:  # click completes what stands behind the sign
@@ -91,7 +91,7 @@ class _Bash(_OfALine):
     source_template = _BASH
 
     def format_completion(self, item: CompletionItem) -> str:
-        """What replaces the last of the words that bash sees, which a quoted word is one of."""
+        """Write what replaces the last of the words that bash sees; a quoted word is one of them."""
         kind, _, whole = super().format_completion(item).partition(",")
         last = os.environ.get("COMP_LINE", "").rpartition(" ")[2]
         ends = [sign for sign in "=:" if sign in os.environ.get("COMP_WORDBREAKS", "=:")]

@@ -115,7 +115,7 @@ def device_for(device_type: int, device_id: int = 0) -> Device:
 
 
 def device_count(device_type: int) -> int:
-    """How many devices of a DLPack device type this process sees; 1 for the CPU.
+    """Count the devices of a DLPack device type that this process sees; 1 for the CPU.
 
     Parameters
     ----------

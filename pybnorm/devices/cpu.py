@@ -107,10 +107,10 @@ class Device:
         return Memory(memory.ctypes.data, nbytes, CPU, 0, True, memory)
 
     def synchronize(self) -> None:
-        """Nothing to wait for: calls on the CPU return when they are done."""
+        """Do nothing: calls on the CPU return when they are done."""
 
     def synchronize_all(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing."""
 
     def time(
         self, call: Callable[[], object], *, repeats: int = 1, calls: int = 1, warmup: int = 0

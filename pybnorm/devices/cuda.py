@@ -204,7 +204,7 @@ def driver() -> str:
 
 
 def capturing(stream: int) -> bool:
-    """Whether the stream at this address is being captured into a graph, or its use would break another capture.
+    """Say whether the stream at this address is being captured into a graph, or its use would break another capture.
 
     Vendor symbol: ``cuStreamIsCapturing``.
     """

@@ -107,7 +107,7 @@ class Plain:
         return self.device.empty_bytes(nbytes)
 
     def address(self, array: Any) -> int:
-        """Of the first element."""
+        """Give the address of the first element."""
         return int(array.pointer)
 
     def sample(self, array: Any, channels: Sequence[int]) -> Array64:
@@ -118,7 +118,7 @@ class Plain:
         return chosen.reshape(*chosen.shape[:2], -1)
 
     def view(self, array: Any) -> npt.NDArray[Any]:
-        """On the CPU, the NumPy array over the memory of a `tensor` or a `vector`."""
+        """Give the NumPy array over the memory of a `tensor` or a `vector` on the CPU."""
         memory: Any = allocation_of(array).memory
         view: npt.NDArray[Any] = rebuilt(memory, array)
         return view
@@ -128,13 +128,13 @@ class Plain:
         self.device.synchronize()
 
     def picked(self, array: Any, channels: Sequence[int]) -> Array64:
-        """As `sample`."""
+        """Do as `sample`."""
         return self.sample(array, channels)
 
     def time(
         self, calls: Sequence[Call], replays: int, *, seconds: float = MEASUREMENT, limit: float = math.inf
     ) -> Timing:
-        """On CUDA as `TorchCuda.time`; on the CPU the best of the measurements by the wall clock."""
+        """Time on CUDA as `TorchCuda.time`; on the CPU the best of the measurements by the wall clock."""
         device = self.device
         in_turn(calls, 2 if self.gpu else 1)
         once = device.time(lambda: in_turn(calls, 1), calls=2)[0] / len(calls)
@@ -159,11 +159,11 @@ class Plain:
         return timing_of([s / total for s in found], total, "graph replay")
 
     def time_in_turn(self, works: Sequence[Sequence[Call]], replays: int) -> list[Timing]:
-        """On the CPU, as `best_in_turn`."""
+        """Time on the CPU, as `best_in_turn`."""
         return best_in_turn(works, replays)
 
     def copy_speed(self) -> tuple[float, str]:
-        """Of a device-to-device copy by the driver; on the CPU of a copy by as many threads as there are processors."""
+        """Measure a device-to-device copy by the driver; on the CPU one by as many threads as there are processors."""
         if self._driver is None:
             return _cpu_copy_speed()
         nbytes = min(COPY_BYTES, self._driver.free_bytes() // 4)
@@ -174,7 +174,7 @@ class Plain:
         return 2 * nbytes / seconds, f"device-to-device copy of {nbytes >> 20} MiB by the driver"
 
     def free_bytes(self) -> int | None:
-        """Of the device, or of the host."""
+        """Give the free bytes of the device, or of the host."""
         if self._driver is not None:
             return self._driver.free_bytes()
         try:

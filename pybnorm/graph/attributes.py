@@ -42,7 +42,7 @@ class HeuristicMode(enum.IntEnum):
 
 
 class _Named:
-    """Something with a name; setters return the object, so that they chain."""
+    """An object with a name; setters return the object, so that they chain."""
 
     def __init__(self) -> None:
         self._name = ""
@@ -110,7 +110,7 @@ class TensorAttributes(_Named):
         return 0 if self._uid is None else self._uid
 
     def has_uid(self) -> bool:
-        """Whether the tensor has a uid."""
+        """Say whether the tensor has a uid."""
         return self._uid is not None
 
     def clear_uid(self) -> TensorAttributes:
@@ -150,16 +150,16 @@ class TensorAttributes(_Named):
         return math.prod(self._dim)
 
     def set_is_virtual(self, is_virtual: bool) -> TensorAttributes:
-        """Whether the tensor exists only inside the graph."""
+        """Set whether the tensor exists only inside the graph."""
         self._virtual = _arguments.boolean(is_virtual, "is_virtual")
         return self
 
     def get_is_virtual(self) -> bool:
-        """Whether the tensor exists only inside the graph, the default of nodes' outputs."""
+        """Say whether the tensor exists only inside the graph, the default of nodes' outputs."""
         return self._virtual
 
     def set_output(self, output: bool) -> TensorAttributes:
-        """Whether the caller provides the memory: the opposite of virtual."""
+        """Set whether the caller provides the memory: the opposite of virtual."""
         return self.set_is_virtual(not _arguments.boolean(output, "output"))
 
     def set_value(self, value: float, data_type: object = DataType.FLOAT64) -> TensorAttributes:
@@ -182,11 +182,11 @@ class TensorAttributes(_Named):
         return self
 
     def get_pass_by_value(self) -> bool:
-        """Whether the tensor is a scalar, passed by value."""
+        """Say whether the tensor is a scalar, passed by value."""
         return self._value is not None
 
     def get_is_pass_by_value(self) -> bool:
-        """As `get_pass_by_value`; hipDNN's Python has this name."""
+        """Do as `get_pass_by_value`; hipDNN's Python has this name."""
         return self.get_pass_by_value()
 
     def get_is_runtime_pass_by_value(self) -> bool:
@@ -275,7 +275,7 @@ def _slot(
 
 
 class _StatisticsAttributes(_Attributes):
-    """What nodes have that take statistics from x: scalars are tensors passed by value or plain numbers."""
+    """Attributes of nodes that take statistics from x: scalars are tensors passed by value or plain numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -337,12 +337,13 @@ class BatchnormAttributes(_StatisticsAttributes):
         return self
 
     def set_momentum(self, momentum: TensorAttributes | float) -> BatchnormAttributes:
-        """From 0 to 1; set together with the previous mean and variance."""
+        """Set the factor, from 0 to 1, together with the previous mean and variance."""
         self._momentum = _scalar(momentum, "momentum")
         return self
 
     def set_unbiased(self, unbiased: bool) -> BatchnormAttributes:
-        """Whether the running variance takes the unbiased variance, as hipDNN does; its README says the plain one."""
+        """Say whether the running variance takes the unbiased variance, as hipDNN does; its README says the plain
+        one."""
         self._unbiased = _arguments.boolean(unbiased, "unbiased")
         return self
 
@@ -468,7 +469,7 @@ class PointwiseAttributes(_Attributes):
         self._clips: dict[str, float] = {}
 
     def set_mode(self, mode: PointwiseMode | str) -> PointwiseAttributes:
-        """Which operation; required."""
+        """Set the operation; required."""
         given: Any = mode
         found = PointwiseMode.__members__.get(str.upper(given)) if issubclass(type(given), str) else given
         if type(found) is not PointwiseMode:
@@ -481,7 +482,7 @@ class PointwiseAttributes(_Attributes):
         return self._mode
 
     def set_relu_lower_clip(self, value: float) -> PointwiseAttributes:
-        """Where the slope below begins, 0 unless set: there y is the clip plus slope times the distance from it."""
+        """Set where the slope below begins, 0 unless set: y is the clip plus slope times the distance from it."""
         self._clips["relu_lower_clip"] = _arguments.scalar(value, "relu_lower_clip")
         return self
 

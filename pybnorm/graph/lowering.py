@@ -111,7 +111,7 @@ class _Lowering:
         return self.records[id(tensor)]
 
     def wanted(self, tensor: TensorAttributes) -> bool:
-        """Whether the caller or another node uses the tensor."""
+        """Say whether the caller or another node uses the tensor."""
         return not self.record(tensor).virtual or id(tensor) in self.consumers
 
     # -------- additions that are fused into the batch norm before them
@@ -145,7 +145,7 @@ class _Lowering:
                     yield tensor
 
     def _exact(self, tensor: TensorAttributes) -> bool:
-        """Whether the storage type holds all values of the tensor exactly."""
+        """Say whether the storage type holds all values of the tensor exactly."""
         index = self.producer.get(id(tensor))
         if index is None or not self.record(tensor).virtual:
             return True
@@ -159,7 +159,7 @@ class _Lowering:
         return False
 
     def _late(self, tensor: TensorAttributes) -> bool:
-        """Whether rounding before the tensor's consumers gives the same as rounding after them."""
+        """Say whether rounding before the tensor's consumers gives the same as rounding after them."""
         if id(tensor) in {id(self.nodes[i].outputs["y"]) for i in self.fused}:
             return True  # never stored
         for node, role in self.consumers.get(id(tensor), []):

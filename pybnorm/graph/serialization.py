@@ -38,7 +38,7 @@ _UNUSED = ("axis_tensor_uid", "in_2_tensor_uid", "swish_beta", "elu_alpha", "sof
 
 
 class _Form(NamedTuple):
-    """How one kind of node is written."""
+    """The written form of one kind of node."""
 
     kind: str
     attributes: type[Any]

@@ -122,11 +122,11 @@ class Graph(_Refusing, graph.Graph):
         return _returned(super().validate)
 
     def checkNoDuplicateTensorIds(self) -> Error:
-        """Whether each uid has one tensor."""
+        """Say whether each uid has one tensor."""
         return _returned(_check_uids, self._nodes)
 
     def topologicallySortGraph(self) -> Error:
-        """Nothing: nodes are added in the order of their tensors."""
+        """Do nothing: nodes are added in the order of their tensors."""
         return Error()
 
     def build_operation_graph(self, handle: Any) -> Error:  # type: ignore[override]
@@ -241,7 +241,7 @@ class Graph(_Refusing, graph.Graph):
         return self._restored(handle, data)
 
     def to_compiled_plan_binary(self) -> bytes:
-        """As `to_binary`, of a graph that is built."""
+        """Do as `to_binary`, for a graph that is built."""
         self.get_workspace_size()  # refuses one that is not
         return self.to_binary()
 
@@ -276,7 +276,7 @@ class Graph(_Refusing, graph.Graph):
     # -------- engines: each backend is one
 
     def set_preferred_engine_id_ext(self, engineId: int | str | None = None) -> Graph:
-        """Kept for `get_preferred_engine_id_ext`; a handle's backend is its only engine."""
+        """Keep an engine for `get_preferred_engine_id_ext`; a handle's backend is its only engine."""
         if engineId is not None and not issubclass(type(engineId), str):
             engineId = _arguments.integer(engineId, "engineId", -(2**63), 2**63 - 1)
         self._preferred = engineId

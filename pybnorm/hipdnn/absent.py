@@ -60,7 +60,7 @@ def _refuse(owner: str, name: str) -> NoReturn:
 
 
 class _Chosen(type):
-    """Of a class of an enumeration's names, of which some are here: any other is refused by a sentence."""
+    """Metaclass of an enumeration's names, some of which are here: any other is refused by a sentence."""
 
     if not TYPE_CHECKING:
 

@@ -85,7 +85,7 @@ class Handle:
         return self._there().stream
 
     def get_engine_info(self, engine_id: int) -> EngineInfo:
-        """Of the engine 0: the backend, and its library's version."""
+        """Describe the engine 0: the backend, and its library's version."""
         _engine(engine_id)
         library = self._there().library
         return EngineInfo(0, library.backend, library.label, ".".join(map(str, library.version)), "vendor library")
@@ -256,11 +256,11 @@ class DeviceBuffer:
         self._nbytes = nbytes
 
     def ptr(self) -> int:
-        """Its address."""
+        """Give its address."""
         return self._memory.pointer
 
     def size(self) -> int:
-        """Its bytes."""
+        """Give its size in bytes."""
         return self._nbytes
 
     def copy_from_host(self, data: bytes) -> None:
@@ -280,7 +280,7 @@ class DeviceBuffer:
         self._device.refill(self._memory, values)
 
     def copy_to_host(self) -> bytes:
-        """What is in it, once all work on the device is done, of whichever stream."""
+        """Copy its bytes, once all work on the device is done, of whichever stream."""
         self._device.synchronize_all()
         return bytes(self._device.to_numpy(self._memory).tobytes()[: self._nbytes])
 

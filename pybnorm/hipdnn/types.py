@@ -41,7 +41,7 @@ class PointwiseMode(metaclass=_Chosen):
 
 
 class BuildPlanPolicy(enum.Enum):
-    """Which plans `Graph.build_plans` builds; there is one."""
+    """The plans that `Graph.build_plans` builds; there is one."""
 
     HEURISTICS_CHOICE = 0
     ALL = 1
@@ -94,19 +94,19 @@ class Error:
         self.err_msg = _arguments.text(err_msg, "err_msg")
 
     def get_code(self) -> ErrorCode:
-        """Its code."""
+        """Give its code."""
         return self.code
 
     def get_message(self) -> str:
-        """Its text; empty where nothing is wrong."""
+        """Give its text; empty where nothing is wrong."""
         return self.err_msg
 
     def is_good(self) -> bool:
-        """Whether nothing is wrong."""
+        """Say whether nothing is wrong."""
         return self.code is ErrorCode.OK
 
     def is_bad(self) -> bool:
-        """Whether something is wrong."""
+        """Say whether something is wrong."""
         return not self.is_good()
 
 
@@ -123,11 +123,11 @@ def _returned(call: Callable[..., object], *arguments: Any) -> Error:
 
 
 class _StateError(ArgumentError, RuntimeError):
-    """Where hipDNN's Python raises a RuntimeError."""
+    """Raised where hipDNN's Python raises a RuntimeError."""
 
 
 def _raised(call: Callable[..., Any], *arguments: Any) -> Any:
-    """What a call returns; its errors are also hipDNN's RuntimeError, but for those of types."""
+    """Return what a call returns; its errors are also hipDNN's RuntimeError, but for those of types."""
     try:
         return call(*arguments)
     except ArgumentTypeError:
@@ -140,13 +140,13 @@ class Tensor(graph.TensorAttributes):
     """`pybnorm.graph.TensorAttributes`, with hipDNN's `validate` and its data types of scalars."""
 
     def set_value(self, value: float, data_type: object = None) -> Tensor:
-        """As `pybnorm.graph.TensorAttributes.set_value`; without a data type it is the tensor's, else FLOAT."""
+        """Do as `pybnorm.graph.TensorAttributes.set_value`; the default data type is the tensor's, else FLOAT."""
         given = (data_type, self.get_data_type(), enums.DataType.FLOAT32)
         super().set_value(value, next(dtype for dtype in given if dtype is not None))
         return self
 
     def validate(self) -> Error:
-        """Whether it has dims, as many strides, and a data type."""
+        """Say whether it has dims, as many strides, and a data type."""
 
         def check() -> None:
             if not self.get_dim():

@@ -130,12 +130,12 @@ class StagedLayer:
 
     @property
     def staged(self) -> bool:
-        """Whether the layer has statistics, from `stage` or `restore`."""
+        """True once the layer has statistics, from `stage` or `restore`."""
         return self._derived is not None
 
     @property
     def closed(self) -> bool:
-        """Whether `close` has been called."""
+        """True where `close` has been called."""
         return self._closed
 
     @property

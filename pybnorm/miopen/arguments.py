@@ -19,7 +19,7 @@ __all__ = ["mode_of", "run"]
 
 
 class _Operand(NamedTuple):
-    """What an argument of MIOpen's is here."""
+    """One argument of MIOpen's, as it is here."""
 
     name: str
     descriptor: str

@@ -69,7 +69,7 @@ def avoid(
 
 
 def _right(p: Program, operation: Operation, dims: tuple[int, ...]) -> bool:
-    """Whether a spatial float32 call without a blend is correct; backward's sums may be of one sign."""
+    """Say whether a spatial float32 call without a blend is correct; backward's sums may be of one sign."""
     met = defects_of(p.handle, Call(operation, Mode.SPATIAL, DataType.FLOAT32, dims, saved=False))
     return all(d.effect == Effect.WEAK for d in met)
 
@@ -114,7 +114,7 @@ def _images(p: Program, call: Call, data: Arrays, parameters: Arrays, options: d
 
 
 def _taken(p: Program, call: Call) -> int:
-    """How many images of an inference the library takes at a time; 0 for none, and for what is no inference."""
+    """Count the images of an inference that the library takes at a time; 0 for none, and for other calls."""
     if call.operation != Operation.FORWARD_INFERENCE:
         return 0
     size = call.dims[0]
@@ -244,7 +244,7 @@ def _factors(size: int) -> Iterator[tuple[int, int]]:
 
 
 class _Parts:
-    """How the elements of packed float32 data are cut into parts that their library sums rightly."""
+    """The parts of packed float32 data that their library sums rightly."""
 
     def __init__(self, p: Program, x: Buffer) -> None:
         self.p = p
@@ -284,7 +284,7 @@ class _Parts:
         return Operation.FORWARD_TRAINING if _right(self.p, Operation.FORWARD_TRAINING, dims) else None
 
     def _lengthened(self, k: int, h: int) -> bool:
-        """Whether the parts' results with zeros behind them can be summed, in parts themselves."""
+        """Say whether the parts' results with zeros behind them can be summed, in parts themselves."""
         blocks = -(-h // _PART)
         return all(
             _right(self.p, Operation.BACKWARD, d) for d in ((1, k * self.c * blocks, 1, _PART), (k, self.c, 1, blocks))

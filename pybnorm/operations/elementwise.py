@@ -119,7 +119,7 @@ def _refusal(p: Program, operation: Operation, dtype: DataType, layout: Layout, 
 
 
 def _apply(p: Program, operation: Operation, inputs: Arrays, name: str, output: Buffer) -> None:
-    """On the arrays themselves, else on dense copies in one memory order, else on those in float32."""
+    """Apply to the arrays themselves, else to dense copies in one memory order, else to those in float32."""
     method, arrays = operation.name.lower(), inputs | {name: output}
     first = next(_pieces(*arrays.values()))
     why = ""

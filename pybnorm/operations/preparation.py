@@ -19,7 +19,7 @@ _P = ParamSpec("_P")
 
 
 class Recipe:
-    """How an operation becomes the steps of a program, and how its function takes arguments.
+    """The steps that an operation becomes, and the arguments that its function takes.
 
     Parameters
     ----------

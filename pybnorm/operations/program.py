@@ -118,7 +118,7 @@ _OPERATIONS = {
 def _asked(
     method: str, mode: Mode, data: dict[str, Buffer], parameters: dict[str, Buffer], options: dict[str, Any]
 ) -> Call:
-    """What the table of defects is asked about."""
+    """Give what the table of defects is asked about."""
     x = data["x"]
     layout, alignment = _arguments.layout_of(x.dims, x.strides), ways.alignment_of(data.values())
     saved = "saved_mean" in parameters
@@ -586,13 +586,13 @@ class Program:
     def _avoided(
         self, method: str, mode: Mode, data: dict[str, Buffer], parameters: dict[str, Buffer], options: dict[str, Any]
     ) -> bool:
-        """Whether the call has a known defect, and others have taken its place."""
+        """Say whether the call has a known defect, and others have taken its place."""
         call = _asked(method, mode, data, parameters, options)
         met = defects_of(self.handle, call)
         return bool(met) and self._instead(call, data, parameters, options, met)
 
     def _instead(self, call: Call, *given: Any) -> bool:
-        """Other calls take one's place; whether they do, where it is only weak."""
+        """Put other calls in one's place; say whether they took it, where it is only weak."""
         outer, before = (self.used, self._constants, self._packed, self.plans), len(self.steps)
         self._constants, self._packed, self.plans = {}, {}, False
         try:

@@ -43,7 +43,7 @@ def _aligned(buffer: Buffer) -> int:
 
 
 def several(handle: Handle) -> bool:
-    """Whether the backend has more than one."""
+    """Say whether the backend has more than one."""
     return len(algorithms(handle.backend)) > len(_ALWAYS)
 
 

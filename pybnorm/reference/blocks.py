@@ -104,7 +104,7 @@ def iterate_blocks(
 def share_of_blocks(
     arrays: Sequence[Array], mode: Mode | int | str, parameters: Sequence[Array], number: int, shares: int
 ) -> Iterator[Block]:
-    """What `iterate_blocks` gives, divided into so many runs of statistics, for threads: the one of that number."""
+    """Give one of so many runs of statistics that `iterate_blocks` is divided into, for threads."""
     return _blocks(arrays, mode, parameters, number, shares)
 
 

@@ -31,7 +31,7 @@ _COMPARE = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equa
 
 
 class Namespace:
-    """How one library does what the reference and the judge need; `namespace` gives them by name."""
+    """One library's functions for the reference and the judge; `namespace` gives them by name."""
 
     name = "numpy"
 
@@ -41,7 +41,7 @@ class Namespace:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether its arrays are in the memory of the CPU."""
+        """True where its arrays are in the memory of the CPU."""
         return True
 
     def functions(self, name: str) -> Callable[..., Any]:
@@ -83,7 +83,7 @@ class Namespace:
         return Foreign(self.lib.arange(first, stop, dtype=self.raw_type(kind)), kind, self)
 
     def strides(self, raw: Any, dtype: np.dtype[Any]) -> tuple[int, ...]:
-        """In bytes."""
+        """Give the strides in bytes."""
         return tuple(raw.strides)
 
     def elements(self, image: Any, dims: tuple[int, ...], dtype: np.dtype[Any], steps: tuple[int, ...], at: int) -> Any:
@@ -104,7 +104,7 @@ class Namespace:
         return raw.transpose(axes)
 
     def convert(self, raw: Any, old: np.dtype[Any], new: np.dtype[Any]) -> Any:
-        """To another type; to 16 bits by `narrowed`."""
+        """Convert to another type; to 16 bits by `narrowed`."""
         if old.name == "bfloat16":
             raw = self.bits(self.bits_as(raw, np.uint32) << 16, np.float32)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -139,7 +139,7 @@ class Namespace:
         return self.bits_as((up >> 16) & 0xFFFF, np.uint16)
 
     def right_shift(self, raw: Any, count: int) -> Any:
-        """Of words without a sign."""
+        """Shift words without a sign."""
         return raw >> np.uint64(count)
 
     def order(self, raw: Any) -> Any:
@@ -332,17 +332,17 @@ class Foreign(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As of any array."""
+        """The same as of any array."""
         return tuple(self.raw.shape)
 
     @property
     def ndim(self) -> int:
-        """As of any array."""
+        """The same as of any array."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """As of any array."""
+        """The same as of any array."""
         return math.prod(self.shape)
 
     @property
@@ -357,7 +357,7 @@ class Foreign(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """In bytes."""
+        """The strides in bytes."""
         return self.namespace.strides(self.raw, self.dtype)
 
     def __len__(self) -> int:
@@ -390,17 +390,17 @@ class Foreign(np.lib.mixins.NDArrayOperatorsMixin):
         return self._like(self.namespace.lib.clone(self.raw) if self.namespace.name == "torch" else self.raw.copy())
 
     def reshape(self, *shape: Any) -> Foreign:
-        """In another shape; a view where there is one."""
+        """Give it another shape; a view where there is one."""
         return self._like(
             self.raw.reshape(tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape)
         )
 
     def ravel(self) -> Foreign:
-        """In one axis."""
+        """Give it one axis."""
         return self.reshape(-1)
 
     def transpose(self, *axes: Any) -> Foreign:
-        """With its axes in another order."""
+        """Put its axes in another order."""
         return self._like(self.namespace.transpose(self.raw, tuple(axes[0] if len(axes) == 1 else axes)))
 
     def _reduced(self, name: str, axis: Any, keepdims: bool, dtype: Any = None) -> Foreign:
@@ -433,11 +433,11 @@ class Foreign(np.lib.mixins.NDArrayOperatorsMixin):
         return self._reduced("sum", axis, keepdims)
 
     def any(self, axis: Any = None, keepdims: bool = False) -> Foreign:
-        """Whether one is true."""
+        """Say whether an element is true."""
         return self._reduced("any", axis, keepdims)
 
     def all(self, axis: Any = None, keepdims: bool = False) -> Foreign:
-        """Whether each is true."""
+        """Say whether each element is true."""
         return self._reduced("all", axis, keepdims)
 
     def order(self) -> Foreign:
@@ -445,7 +445,7 @@ class Foreign(np.lib.mixins.NDArrayOperatorsMixin):
         return self._like(self.namespace.order(self.raw), _INT)
 
     def same_bits(self, other: Foreign) -> bool:
-        """Whether two arrays of one type are equal to the bit."""
+        """Say whether two arrays of one type are equal to the bit."""
         space, word = self.namespace, {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}[self.itemsize]
         return bool((space.bits(self.raw, word) == space.bits(other.raw, word)).all())
 

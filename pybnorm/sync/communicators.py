@@ -163,7 +163,7 @@ class _Torch:
         return end
 
     def _on(self, stream: int, place: int) -> Any:
-        """Has a stream as PyTorch's current one of a device; -1 is the CPU."""
+        """Make a stream PyTorch's current one of a device; -1 is the CPU."""
         if place < 0 or (self._current is not None and self._current(place) == stream):
             return _NOTHING
         return self._torch.cuda.stream(self._stream(stream, place))

@@ -183,7 +183,7 @@ def _wide(vector: Optional, x: torch.Tensor) -> Optional:
 
 
 def _aligned(x: torch.Tensor) -> torch.Tensor:
-    """Where no vendor's 16-bit kernel stops at the address: a slice may begin between two of its words."""
+    """Copy x where a vendor's 16-bit kernel stops at its address: a slice may begin between two words."""
     return x.clone() if x.data_ptr() % 4 else x
 
 

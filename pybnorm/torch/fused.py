@@ -31,7 +31,7 @@ _CUDA = 2  # as DLPack has it
 
 
 def fits(x: torch.Tensor, vectors: Sequence[Optional]) -> bool:
-    """Whether one call takes a dense x and its parameters and statistics."""
+    """Say whether one call takes a dense x and its parameters and statistics."""
     kind = torch.float64 if x.dtype == torch.float64 else torch.float32
     return (
         x.dtype in _DTYPES

@@ -47,7 +47,7 @@ class _NotSeenError(Exception):
 
 
 class _Proxy(torch.fx.Proxy):
-    """What stands for a tensor while a ``forward`` is written down; it is none, and must not be asked whether it is."""
+    """A tensor's stand-in while a ``forward`` is written down; it must not be asked whether it is a tensor."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # what isinstance asks for
@@ -189,7 +189,7 @@ def _passed(self: Any, input: torch.Tensor) -> torch.Tensor:
 
 
 def _rewritten(module: torch.nn.Module) -> Callable[..., Any] | None:
-    """Another ``forward`` with calls joined; None where there is nothing to join, or it cannot be seen."""
+    """Write another ``forward`` with calls joined; None where there is nothing to join, or it cannot be seen."""
     try:
         graph = _traced(module)
     except Exception:  # whatever a forward does with things that are no tensors
@@ -248,12 +248,12 @@ def _same(holder: Any, items: Any) -> bool:
 
 
 def _drawn() -> tuple[Any, ...]:
-    """Where the generators of random numbers are."""
+    """Say where the generators of random numbers are."""
     return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()  # noqa: NPY002
 
 
 def _joined(graph: torch.fx.Graph, names: dict[str, torch.nn.Module], relu: torch.fx.Node) -> bool:
-    """Whether a step was ReLU of a batch norm, or of a batch norm and something, and is joined with it."""
+    """Say whether a step was ReLU of a batch norm, or of a batch norm and something, and is joined with it."""
     before = _input_of_relu(names, relu)
     if before is None or len(before.users) != 1:
         return False
@@ -299,7 +299,7 @@ def _input_of_relu(names: dict[str, torch.nn.Module], node: torch.fx.Node) -> to
 
 
 def _is_norm(names: dict[str, torch.nn.Module], node: torch.fx.Node) -> bool:
-    """Whether a step is a batch norm, of which nobody else sees the result."""
+    """Say whether a step is a batch norm whose result nobody else sees."""
     if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
         return False
     module = names[str(node.target)]
@@ -311,7 +311,7 @@ def _hooked(module: torch.nn.Module) -> bool:
 
 
 def _may_wait(names: dict[str, torch.nn.Module], norm: torch.fx.Node, until: torch.fx.Node) -> bool:
-    """Whether a batch norm may be computed later: nothing in between can write what it reads."""
+    """Say whether a batch norm may be computed later: nothing in between can write what it reads."""
     if norm.next is until:
         return True
     given = norm.args[0]

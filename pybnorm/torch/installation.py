@@ -139,7 +139,7 @@ def install(*, cuda: bool = False) -> Installation:
 
 
 def _spoken() -> bool:
-    """Whether PyTorch has the interface that the kernels speak."""
+    """Say whether PyTorch has the interface that the kernels speak."""
     return tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
 
 

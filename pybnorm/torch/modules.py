@@ -121,7 +121,7 @@ class _BatchNorm:
         return y if activation is None else _activated(y, residual, in_place)
 
     def _has_operator(self: Any, input: torch.Tensor, residual: Any) -> bool:
-        """Whether one operator takes it: an input that is not empty, and a residual that the sum does not change."""
+        """Say whether one operator takes it: input not empty, residual of the shape and dtype of the sum."""
         return (
             input.numel() > 0
             and (residual is None or (_like(residual, input) and residual.device == input.device))
@@ -169,7 +169,7 @@ def _activated(y: torch.Tensor, residual: Any, in_place: bool) -> torch.Tensor:
 
 
 def _like(residual: Any, y: torch.Tensor) -> bool:
-    """Whether the sum has the shape and the dtype of y, and both are dense."""
+    """Say whether the sum has the shape and the dtype of y, and both are dense."""
     return (
         isinstance(residual, torch.Tensor)
         and residual.layout is torch.strided

@@ -116,7 +116,7 @@ _NAMES = {
 
 
 def written_down() -> bool:
-    """Whether the call is recorded to run elsewhere, where there may be no pybnorm."""
+    """Say whether the call is recorded to run elsewhere, where there may be no pybnorm."""
     if torch.compiler.is_dynamo_compiling():  # where PyTorch 2.11 says of every compiled call that it is exported
         return False
     return bool(torch.jit.is_tracing() or _exporting())
@@ -432,7 +432,7 @@ class _Inference(torch.autograd.Function):
 
 
 def _refuse_statistics(ctx: Any) -> None:
-    """Of a level of torch.func around the one of the call, which the call's arguments do not show."""
+    """Refuse statistics of an outer level of torch.func, which the call's arguments do not show."""
     if ctx.needs_input_grad[3] or ctx.needs_input_grad[4]:
         raise ArgumentError(
             "running_mean", "running statistics of an outer transform", "a gradient by them in the innermost one only"

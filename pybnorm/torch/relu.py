@@ -143,7 +143,7 @@ def _mapped_at_1(tensor: torch.Tensor, axis: int | None, size: int) -> torch.Ten
 
 
 def _train_mapped(info: Any, axes: Any, x: torch.Tensor, weight: Any, bias: Any, residual: Any, *rest: Any) -> Any:
-    """By the operator of the batch norm alone, as the backward: no fused plan takes mapped channels."""
+    """Train by the operator of the batch norm alone, as the backward does: no fused plan takes mapped channels."""
     (y, *saved), places = operators._train_mapped(info, axes[:3], x, weight, bias, *rest)
     if residual is not None:
         y = y + _mapped_at_1(residual, axes[3], info.batch_size)

@@ -103,7 +103,7 @@ class Outcome(enum.Enum):
 
     @property
     def good(self) -> bool:
-        """Whether a comparison with only such outcomes exits with 0."""
+        """True where a comparison with only such outcomes exits with 0."""
         return self.severity < Outcome.UNDECIDED.severity
 
 
@@ -128,7 +128,7 @@ class Change(enum.Enum):
 
     @property
     def regression(self) -> bool:
-        """Whether one such change makes the exit status 1."""
+        """True where one such change makes the exit status 1."""
         return self in (Change.FAILING, Change.UNSUPPORTED)
 
 
@@ -158,16 +158,16 @@ class Side:
 
     @property
     def name(self) -> str:
-        """Such as ``B:cudnn``; with the library's id if the nodes of a run had several."""
+        """A name such as ``B:cudnn``; with the library's id if the nodes of a run had several."""
         return f"{self.run.name}:{label(self.info, self.run.backends.values())}"
 
     def has(self, result: CaseResult) -> bool:
-        """Whether it is this side's."""
+        """Say whether a result is this side's."""
         return result.backend == self.info.backend and (self.alone or result.library == self.info.id)
 
     @functools.cached_property
     def alone(self) -> bool:
-        """Whether all nodes of the run had this library."""
+        """True where all nodes of the run had this library."""
         return sum(info.backend == self.info.backend for info in self.run.backends.values()) == 1
 
     def result(self, case: str) -> CaseResult | None:
@@ -200,7 +200,7 @@ def read(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
 
 
 def _shown(value: Any) -> Any:
-    """Another machine's texts as they may be shown, each on one line: none can fake a line of ours.
+    """Make another machine's texts fit to be shown, each on one line: none can fake a line of ours.
 
     Of its results that which is compared: runs are large.
     """
@@ -223,7 +223,7 @@ def _shown(value: Any) -> Any:
 
 
 def is_run(path: str | os.PathLike[str], runs: Sequence[Run]) -> bool:
-    """Whether a file is of one of `runs`, or holds a run of its own."""
+    """Say whether a file is of one of `runs`, or holds a run of its own."""
     file = Path(_arguments.path(path, "path"))
     runs = _arguments.items(runs, "runs", "a sequence of runs", 1 << 20)
     for run in runs:
@@ -304,7 +304,7 @@ class CasePair:
 
     @property
     def good(self) -> bool:
-        """Whether a comparison with only such cases exits with 0."""
+        """True where a comparison with only such cases exits with 0."""
         return self.allowed or (self.outcome.good and not self.change.regression)
 
     @property
@@ -504,7 +504,7 @@ def _lost(runs: Sequence[Run]) -> tuple[list[Lost], list[str]]:
 
 
 def _judged(run: Run) -> dict[str, list[str]]:
-    """By backend: cases that it did not refuse."""
+    """Give the cases that each backend did not refuse."""
     cases: dict[str, list[str]] = {}
     for (backend, case), result in run.results.items():
         if result.status != Status.UNSUPPORTED:
@@ -513,7 +513,7 @@ def _judged(run: Run) -> dict[str, list[str]]:
 
 
 def lost_text(lost: Lost) -> str:
-    """What is lost, in one line."""
+    """Say in one line what is lost."""
     return f"{lost.second}:{lost.backend}: {cases_text(lost.cases)} that {lost.first} judged {lost.reason}"
 
 
@@ -805,7 +805,7 @@ def _remember(
 
 
 def bits_text(pair: Pair) -> str:
-    """In how many cases both sides have the same bits."""
+    """Say in how many cases both sides have the same bits."""
     cases = pair.same_bits + pair.other_bits
     if cases == 1:
         return f"{'the same' if pair.same_bits else 'other'} bits in the one case"
@@ -818,7 +818,7 @@ REFERENCE_ALONE = "Where the reference stands alone, it is wrong or all librarie
 
 
 def nearer_text(pair: Pair) -> str:
-    """How often each side is nearer to the reference, in percent of the elements for which one of them is."""
+    """Say how often each side is nearer to the reference, in percent of the elements for which one of them is."""
     total = pair.first_nearer + pair.second_nearer
     if not total:
         return ""

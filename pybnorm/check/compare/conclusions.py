@@ -49,7 +49,7 @@ def found(comparison: Comparison) -> list[Found]:
 
 
 def _names(comparison: Comparison) -> dict[str, str]:
-    """By side, its library and version; with its run's letter where several have the same."""
+    """Name each side's library and version; with its run's letter where several have the same."""
     sides = {f"{run.name}:{key}": (run.name, info) for run in comparison.runs for key, info in run.backends.items()}
     plain = {side: f"{i.label or i.backend} {version_text(i)}".strip() for side, (_, i) in sides.items()}
     counts = Counter(plain.values())
@@ -95,7 +95,7 @@ def _pair(comparison: Comparison, pair: Pair, names: dict[str, str]) -> Found:
 
 
 def _wrong(cases: Sequence[CasePair]) -> str:
-    """How many cases are wrong on both sides, however near the sides are to one another."""
+    """Count the cases that are wrong on both sides, however near the sides are to one another."""
     count = sum(not any(status.good for status in c.statuses) for c in cases)
     if len(cases) == count == 1:
         return ", but wrong in both"
@@ -109,7 +109,7 @@ def _known(cases: Sequence[CasePair]) -> str:
 
 
 def _only(pair: Pair, first: str, second: str) -> list[str]:
-    """What one of two libraries has that the other has not, and so was not compared."""
+    """Name what only one of two libraries has, and so was not compared."""
     sides = ((first, pair.only_first), (second, pair.only_second))
     return [f"{cases_text(len(lines))} only in {side}, not compared" for side, lines in sides if lines]
 

@@ -22,7 +22,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
 
 
 def contents(comparison: Comparison) -> dict[str, Any]:
-    """What `document` makes JSON of; the cases, which are many, are made one after another."""
+    """Collect what `document` makes JSON of; the cases, which are many, are made one after another."""
     return {
         "schema": SCHEMA,
         "pybnorm": __version__,

@@ -45,7 +45,7 @@ SHOWN = 20
 
 
 def print_comparison(console: Console, comparison: Comparison, verbose: bool = False) -> None:
-    """What was found in sentences, then as tables; lists are cut after `SHOWN`, which is said, unless `verbose`."""
+    """Print what was found in sentences, then as tables; long lists are cut and say so, unless `verbose`."""
     for found in conclusions.found(comparison):
         console.print(Text(found.sentence, "green" if found.good else "bold red"), soft_wrap=True)
     console.print()

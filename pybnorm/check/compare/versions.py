@@ -51,7 +51,7 @@ class Version:
 
     @property
     def known(self) -> Counter[Status]:
-        """Of them, those that known defects explain."""
+        """Wrong cases that known defects explain."""
         return Counter(r.status for r in self.results.values() if r.known)
 
 
@@ -223,7 +223,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def document(found: Matrix) -> dict[str, Any]:
-    """As plain values."""
+    """Give it as plain values."""
     return {
         "versions": [
             {"version": v.name, "machine": v.machine, "counts": {s.value: n for s, n in v.counts.items()}}

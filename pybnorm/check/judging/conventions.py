@@ -145,7 +145,7 @@ def convention_of(expected: Expected, output: str, got: Array) -> Convention | N
 
 
 class Evidence:
-    """What came and what is correct, against which conventions are weighed.
+    """The results and the correct ones; conventions are weighed against both.
 
     Parameters
     ----------

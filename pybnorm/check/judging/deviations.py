@@ -1,4 +1,4 @@
-"""How far the sums are off that an output was made with.
+"""Measures how far the sums are off that an output was made with.
 
 Deviations are counted in terms of the sum, D = d m: a term left out moves D by -t, its own value in units of the
 standard deviation. y and dx are not sums; least squares over their elements gives how far the mean and the inverse
@@ -61,7 +61,7 @@ class Rows:
 
 
 def own_moments(expected: Expected) -> tuple[Array, Array]:
-    """What z is made with, by channel: x's own mean and variance in training, those that backward uses in backward."""
+    """Give what z is made with, by channel: x's mean and variance in training, in backward those that it uses."""
     if expected.problem.operation == Operation.FORWARD_TRAINING:
         return expected.moments.mean.ravel(), expected.moments.variance.ravel()
     mean, inverse = expected.statistics
@@ -107,7 +107,7 @@ def measured(expected: Expected, output: str, got: Array) -> dict[str, Array]:
 
 
 def _fitted(expected: Expected, output: str, got: Array) -> dict[str, Array]:
-    """How far the statistics or sums are off that y or dx was made with, by least squares over its elements."""
+    """Fit how far the statistics or sums are off that y or dx was made with, by least squares over its elements."""
     problem = expected.problem
     mean, inverse = expected.statistics
     gain = expected.blend(output)[0] * expected.inputs.scale.astype(np.float64)

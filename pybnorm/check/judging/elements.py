@@ -1,4 +1,4 @@
-"""Whether the elements of y or dx are off together, as a sum that was rounded makes them.
+"""Tells whether the elements of y or dx are off together, as a sum that was rounded makes them.
 
 However its sums err, a kernel makes every element of a statistic from the same few numbers: y = a x + b, and with given
 statistics dx = scale r dy + a x + b. So whatever a and b are, each element is off from that by roundings of its own and
@@ -39,7 +39,7 @@ _TOGETHER = Tier("together", True, 0.0)
 
 
 def asked(expected: Expected, output: str) -> bool:
-    """Whether the rule is for an output: for y or dx of sums so long that the bound of an element is wider."""
+    """Say whether the rule is for an output: y or dx of sums so long that the bound of an element is wider."""
     problem = expected.problem
     if type(expected) is not Expected or problem.m < SHORTEST or expected.blend(output)[:2] != (1, 0):
         return False

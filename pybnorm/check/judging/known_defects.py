@@ -1,4 +1,4 @@
-"""Which known defects of a library explain a verdict.
+"""Finds the known defects of a library that explain a verdict.
 
 A known defect explains a verdict and does not excuse it: the case stays FAIL and only names the defect. The table is
 `pybnorm.defects`; tests run each entry's case on its library and fail when the defect no longer shows in a version that
@@ -27,7 +27,7 @@ _SUMS = {"sum_dy": "dbias", "sum_dy_xmu": "dscale"}
 
 
 def makes(defect: Defect, status: Status) -> bool:
-    """Whether a case of `status` may be its doing.
+    """Say whether a case of `status` may be its doing.
 
     Long chains of sums are CHAIN, whatever is said of their effect. A weakness also explains INCONCLUSIVE: an error so
     large that the bound of its kind says nothing any more; and FAIL, where the judge's note has to say that the error
@@ -42,7 +42,7 @@ def makes(defect: Defect, status: Status) -> bool:
 
 
 def covers(defect: Defect, verdict: Verdict, channels: int) -> bool:
-    """Whether a verdict of the defect's status is of an output, of a kind, and no larger than it explains."""
+    """Say whether a verdict of the defect's status is of an output, of a kind, and no larger than it explains."""
     if verdict.wild and not (verdict.output in defect.nan and verdict.wild_from == channels - 1):
         return False
     output = _SUMS.get(verdict.output, verdict.output)

@@ -129,7 +129,7 @@ class BackendInfo:
 
     @property
     def loaded(self) -> bool:
-        """Whether the library could be loaded, usable or not."""
+        """True where the library could be loaded, usable or not."""
         return bool(self.path)
 
 
@@ -177,7 +177,7 @@ class CaseResult:
 
     @property
     def good(self) -> bool:
-        """Whether a run with nothing but such cases exits with 0."""
+        """True where a run with nothing but such cases exits with 0."""
         return self.status.good or self.allowed
 
     @property
@@ -354,7 +354,7 @@ def html_table(caption: str, titles: Sequence[str], rows: Iterable[Sequence[str]
 
 
 def is_implementation(backend: str) -> bool:
-    """Whether a result's backend is no library but a Python object, MODULE:OBJECT."""
+    """Say whether a result's backend is no library but a Python object, MODULE:OBJECT."""
     return ":" in backend
 
 
@@ -408,7 +408,7 @@ def not_run(results: Sequence[CaseResult]) -> str:
 
 
 def lost_text(lost: LostNode) -> str:
-    """Why a node was taken out, in one line."""
+    """Say in one line why a node was taken out."""
     place = f"{lost.node} on {lost.host}" if lost.host else lost.node
     return f"{place}: taken out{lost.backend and f' for {lost.backend}'}: {lost.reason}"
 
@@ -460,7 +460,7 @@ def without_codes(message: str) -> str:
 
 
 def plain(reason: str) -> str:
-    """Why a case was refused, without the function that said so and its status: these differ where the reason does not.
+    """Say why a case was refused, without the function and its status: these differ where the reason does not.
 
     Examples
     --------
@@ -486,7 +486,7 @@ def verdict_text(verdict: Verdict) -> str:
 
 
 def size_text(verdict: Verdict) -> str:
-    """How far off an output is, such as "wrong: 4.90 times the bound (A 5.10, B 4.90)"."""
+    """Say how far off an output is, such as "wrong: 4.90 times the bound (A 5.10, B 4.90)"."""
     classes = ", ".join(f"{name} {ratio_text(ratio)}" for name, ratio in verdict.ratios.items())
     times, tier = decisive(verdict)
     if verdict.status == Status.FAIL:

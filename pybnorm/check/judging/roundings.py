@@ -1,4 +1,4 @@
-"""Whether a sum of ordinary data is off by more than roundings leave, whatever it is that is missing.
+"""Tells whether a sum of ordinary data is off by more than roundings leave, whatever it is that is missing.
 
 A bound holds for every data. Of terms that are drawn independently, partial sums are small in any order that does not
 look at them: of k terms with mean kappa, in units of their size, some sqrt(k) + k |kappa|. An addition rounds by up to
@@ -173,13 +173,13 @@ def factors(expected: Expected, outputs: Mapping[str, Array]) -> dict[str, str]:
 
 
 def _asked(problem: Problem) -> bool:
-    """Whether the sums of a call round as is said above, and are so long that their bounds are wider."""
+    """Say whether the sums of a call round as is said above, and are so long that their bounds are wider."""
     sums = problem.operation != Operation.FORWARD_INFERENCE and problem.composed != "gather_stats"
     return sums and problem.m >= LONG and problem.fill in FILLS and not (sums_are_exact(problem) or problem.activation)
 
 
 def _in_no_order(rows: Rows) -> bool:
-    """Whether partial sums in the order of a file's data stay small, too: sorted data would not."""
+    """Say whether partial sums in the order of a file's data stay small, too: sorted data would not."""
     for number in np.linspace(0, len(rows.chosen) - 1, min(_CHANNELS, len(rows.chosen))).astype(int):
         channel = rows.chosen[number]
         z = (on_host(rows.x[:, channel]).ravel().astype(np.float64) - rows.mean[number]) / rows.deviation[number]
@@ -209,7 +209,7 @@ def _value(expected: Expected, name: str) -> Array:
 
 
 def _own(expected: Expected, output: str, size: float) -> Array | float:
-    """How far the roundings of an output's own elements may seem to move the sum."""
+    """Say how far the roundings of an output's own elements may seem to move the sum."""
     problem, p = expected.problem, expected.precision
     if output not in ("y", "dx", "running_mean"):
         return 0.0
@@ -230,7 +230,7 @@ def _own(expected: Expected, output: str, size: float) -> Array | float:
 
 
 def _allowed(expected: Expected, name: str, value: Array, size: float) -> Array:
-    """How far a sum of that value may be off whose terms are of that size."""
+    """Say how far a sum of that value may be off whose terms are of that size."""
     m, precision = expected.problem.m, expected.precision
     roundings = REACH[name] * precision.u * (m * size + math.sqrt(m) * value)
     if name == "dscale":
@@ -241,7 +241,7 @@ def _allowed(expected: Expected, name: str, value: Array, size: float) -> Array:
 
 
 def _alike(deviation: Array, other: Array) -> bool:
-    """Whether one explains most of the other."""
+    """Say whether one explains most of the other."""
     known = np.isfinite(deviation) & np.isfinite(other)
     d, to = deviation[known], other[known]
     square = float(to @ to)

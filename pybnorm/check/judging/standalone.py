@@ -145,7 +145,7 @@ def settle(result: CaseResult, problem: Problem, inputs: Inputs, verdicts: Mappi
 
 
 def mismatch(tensor: calls.Tensor, dims: tuple[int, ...], dtype: str, value: Any) -> str:
-    """How an array's type, dtype or shape differs from what the tensor of a call has; empty if it does not."""
+    """Say how an array's type, dtype or shape differs from what the tensor of a call has; empty if it does not."""
     try:
         shape, word = tuple(value.shape), str(value.dtype).removeprefix("torch.")
     except Exception:

@@ -1,4 +1,4 @@
-"""Which convention anybody's arrays follow: `pybnorm.check.which_convention`."""
+"""Finds the convention that anybody's arrays follow: `pybnorm.check.which_convention`."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ Array = npt.NDArray[Any]
 
 @dataclasses.dataclass
 class Record:
-    """How a call was judged, beside its verdicts."""
+    """The steps by which a call was judged, beside its verdicts."""
 
     scatter: float = math.inf
     """s(n) of the outputs that are correct to the bit; infinite: none is, or the data are not exact."""

@@ -34,7 +34,7 @@ def activate(problem: Problem, values: Array) -> Array:
 
 
 def passes(problem: Problem, values: Array) -> Array:
-    """Where the activation lets a gradient through that was given these values: above low, and not above high."""
+    """Say where the activation lets a gradient through that was given these values: above low, not above high."""
     low, high = limits(problem)
     result: Array = (values > low) & (values <= high)
     return result

@@ -62,7 +62,7 @@ _PLAIN = ("always", "running", "saved")
 
 
 def _table(operation: Operation) -> tuple[Tensor, ...]:
-    """What the core's table says of an operation's tensors, with the fields that their values come from."""
+    """Read the core's table of an operation's tensors, with the fields that their values come from."""
     return tuple(
         Tensor(
             row.name,
@@ -174,7 +174,7 @@ def tensors(problem: Problem) -> list[Tensor]:
 
 
 def around(problem: Problem) -> list[Tensor]:
-    """Those, and the optional ones that the call is not given and must not write to."""
+    """List the call's tensors, and the optional ones that it is not given and must not write to."""
     if problem.composed:
         return list(COMPOSED[problem.composed].tensors)
     seen = {tensor.name: tensor for tensor in (*TENSORS[problem.operation], *tensors(problem))}
@@ -182,7 +182,7 @@ def around(problem: Problem) -> list[Tensor]:
 
 
 def outputs(problem: Problem) -> list[Tensor]:
-    """Those of its tensors that the call of `problem` writes."""
+    """List the tensors that the call of `problem` writes."""
     return [tensor for tensor in tensors(problem) if tensor.written]
 
 

@@ -205,7 +205,7 @@ class Inputs:
 
 
 def sums_are_exact(problem: Problem) -> bool:
-    """Whether every sum of `problem` is free of rounding in the compute type, whatever the order.
+    """Say whether every sum of `problem` is free of rounding in the compute type, whatever the order.
 
     Sums of squares of the largest value must stay below 2**24 (float32) squares of its unit, which is 1/2 for exact
     and `paired_unit`'s for paired. Epsilon must be the fill's own, else the normalized values of exact are not short.
@@ -236,7 +236,7 @@ def _exact_means(problem: Problem) -> Array:
 
 
 def _reach(problem: Problem) -> float:
-    """How far an element of the exact fill may be from its channel's mean."""
+    """Say how far an element of the exact fill may be from its channel's mean."""
     return 1.0 if problem.composed == "sync_train" else 0.5
 
 
@@ -331,7 +331,7 @@ def _keep_freed_memory() -> None:
 
 
 def _alter(problem: Problem, values: dict[str, Array], fill: _Exact | _Paired | _Randn) -> None:
-    """What the options scale, sign and old make of the parameters, and what a composed operation is given beside."""
+    """Apply the options scale, sign and old to the parameters, and add what a composed operation is given beside."""
     every_second = fill.every_second()
     if problem.composed == "backward_elemt":
         _add_sums(problem, values, fill)
@@ -445,7 +445,7 @@ class _Chunk:
 
 
 class _Fill:
-    """What the fills share. Methods return float64 values, of a chunk or of all statistics in a parameter's shape."""
+    """The base of all fills. Methods return float64 values, of a chunk or of all statistics in a parameter's shape."""
 
     judge: Namespace | None = None
     """Where data are made; None: in NumPy."""
@@ -610,7 +610,7 @@ class _Paired(_Dyadic):
         self.half = _paired_size(problem) // 2
 
     def _means(self) -> Array:
-        """In units of 1 / half: 0, +-half and, where there is room, +-half/2."""
+        """Draw means in units of 1 / half: 0, +-half and, where there is room, +-half/2."""
         return self.cycle(np.array([0, 2, -2, 1, -1])) * self.half // 2
 
     def x(self, chunk: _Chunk) -> Array:
@@ -688,7 +688,7 @@ class _Ramp(_Randn):
         self.unit = 4.0 / 2.0 ** self.prime.bit_length()
 
     def _steps(self, index: npt.NDArray[np.int64], golden: float) -> npt.NDArray[np.int64]:
-        """For each index as many steps of `golden` * prime, modulo the prime, centred at 0."""
+        """Take for each index as many steps of `golden` * prime, modulo the prime, centred at 0."""
         return index * int(golden * self.prime) % self.prime - self.prime // 2
 
     def _centre(self) -> npt.NDArray[np.int64]:
@@ -882,7 +882,7 @@ _FILLS: dict[str, type[_Exact | _Paired | _Randn]] = {
 
 
 def names(problem: Problem) -> dict[str, tuple[str, tuple[int, ...], DataType, bool]]:
-    """What an archive for `problem` may hold: its name to field, shape, dtype, and whether it must be there."""
+    """List what an archive for `problem` may hold: name to field, shape, dtype, and whether it must be there."""
     data, parameters = (problem.dims, problem.dtype), (problem.parameter_dims, problem.parameter_dtype)
     found = {"x": ("x", *data, True)}
     if problem.composed:

@@ -37,7 +37,7 @@ _SHELL = re.compile(r"[|;&]+|[0-9]?>.*|<.*")
 
 
 def words(line: str, tool: str, begins: Callable[[str], bool]) -> list[str]:
-    """What follows the word that a command `begins` with, wherever it stands: after variables, or in a log."""
+    """Give what follows the word that a command `begins` with, wherever it stands: after variables, or in a log."""
     line = _arguments.text(line, tool)
     try:
         found = shlex.split(line)
@@ -49,7 +49,7 @@ def words(line: str, tool: str, begins: Callable[[str], bool]) -> list[str]:
 
 
 def is_program(word: str, name: str) -> bool:
-    """Whether a word of a command names a program, wherever it lies."""
+    """Say whether a word of a command names a program, wherever it lies."""
     return re.split(r"[/\\]", word)[-1].removesuffix(".exe") == name
 
 

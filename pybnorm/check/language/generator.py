@@ -155,7 +155,7 @@ def _order(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
 
 
 def _levels(keys: npt.NDArray[np.uint64], ends: Sequence[int]) -> npt.NDArray[np.intp]:
-    """In which of the runs that end at `ends` lie the places that `_order` gives, row by row.
+    """Say in which of the runs that end at `ends` lie the places that `_order` gives, row by row.
 
     The run of a place takes the last bits of its key, so that keys are carried along and no order. Where those bits
     would decide, the order is asked after all.

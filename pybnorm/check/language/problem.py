@@ -407,7 +407,7 @@ class Problem:
             self._check_gathered()
 
     def _check_gathered(self) -> None:
-        """Its arrays are matrices of statistics."""
+        """Check a case whose arrays are matrices of statistics."""
         if len(self.dims) != 2:
             raise ArgumentError("dims", "x".join(map(str, self.dims)), "RxC for gather_stats: ranks and statistics")
         if self.mode != Mode.SPATIAL:
@@ -494,7 +494,7 @@ class Problem:
 
     @property
     def takes_variance(self) -> bool:
-        """Whether a backward operation is given a variance, in place of the inverse standard deviation."""
+        """True where a backward operation is given a variance, in place of the inverse standard deviation."""
         return self.composed in ("frozen", "training_grad")
 
     @property
@@ -561,12 +561,12 @@ class Problem:
 
     @property
     def masked(self) -> bool:
-        """Whether a backward call is given forward's result, to mask dy by."""
+        """True where a backward call is given forward's result, to mask dy by."""
         return bool(self.activation) and (self.residual or bool(self.algorithm))
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """How x lies in memory."""
+        """The layout of x in memory."""
         return _arguments.layout_of(self.dims, self.strides)
 
     @functools.cached_property
@@ -577,7 +577,7 @@ class Problem:
 
     @functools.cached_property
     def recomputes(self) -> bool:
-        """Whether the call computes mean and variance from x."""
+        """True where the call computes mean and variance from x."""
         if self.operation == Operation.BACKWARD:
             return not self.saved
         return self.operation == Operation.FORWARD_TRAINING
@@ -662,7 +662,7 @@ class Problem:
 
 @functools.cache
 def _ordered(options: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """These options in the order of a line, and all others."""
+    """Put these options in the order of a line, and all others."""
     return [name for name in _ORDER if name in options], [name for name in _ORDER if name not in options]
 
 
@@ -687,7 +687,7 @@ def _word(token: str, argument: str, words: dict[str, Any], also: str = "") -> A
 
 
 def _is_integer(text: str) -> bool:
-    """Whether it is a number >= 0 of no more digits than one of 64 bits: of thousands `int` makes none."""
+    """Say whether it is a number >= 0 of no more digits than one of 64 bits: of thousands `int` makes none."""
     return text.isascii() and text.isdigit() and len(text) <= 20
 
 

@@ -40,7 +40,7 @@ _CUDNN_TYPES = {
 
 
 def _plain(problem: Problem, *composed: str) -> bool:
-    """Whether nothing is blended and parameters have the dtype that every library takes."""
+    """Say whether nothing is blended and parameters have the dtype that every library takes."""
     scalars = (problem.alpha, problem.beta, problem.alpha_param, problem.beta_param)
     given = problem.inverse or problem.composed not in ("", *composed)
     return not given and scalars == (1, 0, 1, 0) and problem.parameter_dtype == problem.default_params

@@ -1,1 +1,1 @@
-"""How a run is shown: terminal, Markdown, JUnit, HTML."""
+"""Shows a run: terminal, Markdown, JUnit, HTML."""

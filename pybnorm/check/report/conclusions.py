@@ -110,7 +110,7 @@ def _conclusion(own: Sequence[CaseResult], worst: CaseResult) -> str:
 
 
 def _compiled(own: Sequence[CaseResult]) -> str:
-    """Which operations compile on the card, where others do not."""
+    """Say which operations compile on the card, where others do not."""
     found = list(dict.fromkeys(r.case.partition(",")[0] for r in own if r.verdicts))
     return f" ({', '.join(found) or 'no operation'} did compile)"
 

@@ -1,4 +1,4 @@
-"""How a case was judged: ``pybnorm check --explain CASE``."""
+"""Explains how a case was judged: ``pybnorm check --explain CASE``."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Held:
 
 @dataclasses.dataclass
 class Shown:
-    """How one output was judged."""
+    """The steps by which one output was judged."""
 
     output: str
     status: Status
@@ -69,7 +69,7 @@ class Shown:
 
 @dataclasses.dataclass
 class Explanation:
-    """How a call was judged."""
+    """The steps by which a call was judged."""
 
     case: str
     m: int
@@ -84,7 +84,7 @@ class Explanation:
 
 
 def explain(problem: Problem, expected: Expected, outputs: Mapping[str, Array]) -> Explanation:
-    """How `outputs` are judged.
+    """Say how `outputs` are judged.
 
     Parameters
     ----------

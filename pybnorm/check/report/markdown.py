@@ -157,5 +157,5 @@ def _code(text: str) -> str:
 
 
 def _escaped(text: str, more: str = "") -> str:
-    """As the runner reads it: percent, line ends and, in properties, `more` are written in hexadecimal."""
+    """Escape as the runner reads it: percent, line ends and, in properties, `more` become hexadecimal."""
     return "".join(f"%{ord(c):02X}" if c in "%\r\n" + more else c for c in text)

@@ -48,7 +48,7 @@ _CODED = ("pick", "word", "badge", "hidden", "note")
 def data(
     columns: Sequence[Column], commands: Mapping[str, str], details: Mapping[int, Sequence[Block]]
 ) -> dict[str, Any]:
-    """What the page's script makes a table of.
+    """Collect what the page's script makes a table of.
 
     Parameters
     ----------

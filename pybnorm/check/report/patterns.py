@@ -46,7 +46,7 @@ class Cause:
 
     @property
     def text(self) -> str:
-        """Such as "bf16 and nhwc: 18 of 18, y and dx"."""
+        """Text such as "bf16 and nhwc: 18 of 18, y and dx"."""
         every = "every case" if len(self.cases) == self.judged else "cases with no word in common"
         words = _listed(self.words) or every
         return ", ".join(filter(None, [f"{words}: {len(self.cases)} of {self.judged}", _listed(self.outputs)]))
@@ -85,7 +85,7 @@ def causes(results: Sequence[CaseResult]) -> list[Cause]:
 
 
 def _said(result: CaseResult) -> str:
-    """What the library said, without its numbers."""
+    """Give what the library said, without its numbers."""
     return _NUMBER.sub("#", result.message.partition("\n")[0])[:120]
 
 

@@ -1,4 +1,4 @@
-"""Which bugs the judge finds: simulated faulty kernels on three classes of data, beside the counts that are required.
+"""Counts the bugs that the judge finds: faulty kernels on three classes of data, beside the required counts.
 
 No class of data finds everything. Exact data show a dropped element and the wrong variance, whose effect is as small
 as 1/m; a deviation of sqrt(epsilon) shows what is done with epsilon; random values with an offset show intermediate
@@ -31,7 +31,7 @@ OPERATIONS = ("train", "backward")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """How often a bug must be found, of six settings."""
+    """The times that a bug must be found, of six settings."""
 
     bug: str
     randn: int
@@ -40,7 +40,7 @@ class Row:
 
     @property
     def together(self) -> int:
-        """By the three classes of data together: at least as often as by the best of them."""
+        """The count by all three classes of data: at least that of the best of them."""
         return max(self.randn, self.sqrteps, self.exact)
 
 
@@ -102,7 +102,7 @@ class Report:
         return all(kernel.good for kernel in self.kernels)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values, with the counts."""
+        """Give it as plain values, with the counts."""
         kernels = [vars(k) | {"counts": k.counts, "good": k.good} for k in self.kernels]
         return {"settings": self.settings, "kernels": kernels, "seconds": self.seconds, "good": self.good}
 
@@ -154,7 +154,7 @@ def run(
 
 
 def _statuses(problem: Problem, inputs: Inputs, expected: Expected, simulated: Session) -> Iterator[Status]:
-    """Of every output; those of the parameters' size come first, being quicker to judge."""
+    """Judge every output; those of the parameters' size come first, being quicker to judge."""
     outputs = execute(problem, inputs, simulated).outputs
     for name in sorted(outputs, key=lambda name: outputs[name].size):
         yield judge(expected, name, outputs[name]).status

@@ -53,7 +53,7 @@ Change = Callable[[dict[str, Buffer], Call, int], None]
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What goes wrong, and the cases that must show it."""
+    """One thing that goes wrong, and the cases that must show it."""
 
     change: Change
     """Gets the call's buffers by name, the right call, and how many calls came before."""
@@ -83,15 +83,15 @@ class Faulty(Kernels):
         self.calls += 1
 
     def forward_training(self, **named: Any) -> None:  # type: ignore[override]
-        """As `pybnorm.Handle.forward_training`, with the fault."""
+        """Do as `pybnorm.Handle.forward_training`, with the fault."""
         self.through(super().forward_training, named)
 
     def forward_inference(self, **named: Any) -> None:  # type: ignore[override]
-        """As `pybnorm.Handle.forward_inference`, with the fault."""
+        """Do as `pybnorm.Handle.forward_inference`, with the fault."""
         self.through(super().forward_inference, named)
 
     def backward(self, **named: Any) -> None:  # type: ignore[override]
-        """As `pybnorm.Handle.backward`, with the fault."""
+        """Do as `pybnorm.Handle.backward`, with the fault."""
         self.through(super().backward, named)
 
 
@@ -208,7 +208,7 @@ def changes_input(name: str, change: Callable[[Array], Array]) -> Change:
 
 
 def _output(change: Callable[[Array], Array], *names: str) -> Change:
-    """What is written is changed."""
+    """Make a fault that changes what is written."""
 
     def through(buffers: dict[str, Buffer], right: Call, before: int) -> None:
         right()
@@ -391,7 +391,7 @@ UNSEEN = {
 
 @dataclasses.dataclass
 class Seen:
-    """What the judge made of one fault."""
+    """The judge's answer to one fault."""
 
     fault: str
     found: list[str]
@@ -429,7 +429,7 @@ def run(faults: Mapping[str, Fault] = FAULTS, kernels: type[Faulty] = Faulty) ->
 
 
 def render(report: list[Seen]) -> str:
-    """As a table."""
+    """Write a table."""
     lines = [f"{'fault of a call':<58}{'cases found':>14}{'missed':>8}"]
     for seen in report:
         lines.append(f"{seen.fault:<58}{len(seen.found):>14}{len(seen.missed):>8}")

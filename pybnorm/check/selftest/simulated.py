@@ -105,7 +105,7 @@ class Kernels:
         return np.moveaxis(array, 1, 0).reshape(array.shape[1], -1).astype(work)
 
     def back(self, rows: Array, shape: tuple[int, ...], mode: Mode) -> Array:
-        """From (statistics, m) to `shape`."""
+        """Bring (statistics, m) back to `shape`."""
         if mode == Mode.PER_ACTIVATION:
             return rows.T.reshape(shape)
         return np.moveaxis(rows.reshape(shape[1], shape[0], *shape[2:]), 0, 1)
@@ -255,7 +255,7 @@ class Kernels:
         saved_mean: Buffer | None = None,
         saved_inv_variance: Buffer | None = None,
     ) -> None:
-        """As `pybnorm.Handle.forward_training`."""
+        """Do as `pybnorm.Handle.forward_training`."""
         rows = self.rows(array_of(x), mode)
         work, m = rows.dtype.type, rows.shape[1]
         mean, variance = self.statistics(rows, self.short(array_of(x)))
@@ -294,7 +294,7 @@ class Kernels:
         workspace: Memory | None,
         algorithm: str | None = None,
     ) -> None:
-        """As `pybnorm.Handle.forward_inference`."""
+        """Do as `pybnorm.Handle.forward_inference`."""
         rows = self.rows(array_of(x), mode)
         work = rows.dtype.type
         variance = self.parameter(running_variance, work)
@@ -329,7 +329,7 @@ class Kernels:
         saved_mean: Buffer | None = None,
         saved_inv_variance: Buffer | None = None,
     ) -> None:
-        """As `pybnorm.Handle.backward`."""
+        """Do as `pybnorm.Handle.backward`."""
         rows, grad = self.rows(array_of(x), mode), self.rows(array_of(dy), mode)
         work, m = rows.dtype.type, rows.dtype.type(rows.shape[1])
         short = self.short(array_of(x))

@@ -87,7 +87,7 @@ class Activated(Expected):
             self.outputs = _Outputs(self._parameters, ("dx", "dz", *self._parameters), self._whole)
 
     def _take_sums(self) -> None:
-        """Those of the gradient that passes; what else reads dy is given that too."""
+        """Take the sums of the gradient that passes; what else reads dy is given that too."""
         problem, inputs = self.problem, self.inputs
         dy = inputs.need("dy")
         given = inputs.y if problem.residual else None
@@ -116,7 +116,7 @@ class Activated(Expected):
         return passing
 
     def _mask(self) -> tuple[Array, Array | None]:
-        """Where the gradient passes, and where that is uncertain; None: nowhere."""
+        """Say where the gradient passes, and where that is uncertain; None: nowhere."""
         p, problem, inputs = self.precision, self.problem, self.inputs
         d = self._deviations(tiers(problem, "dx")[-1])
         errors = (np.broadcast_to(a, self._mean.shape) for a in (d.mean, d.inverse))

@@ -46,14 +46,14 @@ def truncate(values: Array, dtype: DataType) -> Array:
 def _may_be_stored(
     values: Array, ends: tuple[Array, Array], store: Callable[[Array, DataType], Array], dtype: DataType
 ) -> Array:
-    """Which `values` a monotone `store` makes of something between the ends."""
+    """Say which `values` a monotone `store` makes of something between the ends."""
     low, high = (store(end, dtype).astype(np.float64) for end in ends)
     result: Array = (low <= values) & (values <= high)
     return result
 
 
 def is_truncated(expected: Expected, output: str, got: Array, classes: tuple[Tier, ...]) -> bool:
-    """Whether every judged element is a value within its bound, truncated, and enough are none rounded to nearest."""
+    """Say whether every judged element is a truncated value within its bound, and enough are not to nearest."""
     p, dtype = expected.precision, expected.problem.dtype
     evidence = 0
     for part in expected.parts(output, got, classes):
@@ -77,7 +77,7 @@ def is_truncated(expected: Expected, output: str, got: Array, classes: tuple[Tie
 
 
 def normalized_by_unbiased(expected: Expected, output: str, got: Array, exact: Tier) -> bool:
-    """Whether exact sums and a variance that is too large by m / (m - 1) explain an output to the last rounding."""
+    """Say whether exact sums and a variance that is too large by m / (m - 1) explain an output to the last rounding."""
     problem = expected.problem
     if not problem.recomputes or problem.m == 1:
         return False
@@ -87,7 +87,7 @@ def normalized_by_unbiased(expected: Expected, output: str, got: Array, exact: T
 
 
 def bessel_convention(expected: Expected, got: Array) -> str:
-    """Which variance went into the running variance: "unbiased", "biased", "cannot tell" or "neither".
+    """Say which variance the running variance has: "unbiased", "biased", "cannot tell" or "neither".
 
     pybnorm's rule is the unbiased one; the other is evaluated to name what a wrong library did.
     """

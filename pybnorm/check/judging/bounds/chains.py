@@ -93,7 +93,7 @@ def _results(expected: Expected, output: str) -> Array:
 
 
 class _Chained(Expected):
-    """What comes of sums of two passes that are some chains each."""
+    """The results of sums of two passes that are some chains each."""
 
     chains = 1
     one_pass = False

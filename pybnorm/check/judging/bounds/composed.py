@@ -68,7 +68,7 @@ class TrainingGrad(Expected):
     composed = ("training_grad",)
 
     def _has(self, *names: str) -> bool:
-        """Whether these inputs are those of the one that this varies, and the statistics with them."""
+        """Say whether these inputs are those of the one that this varies, and the statistics with them."""
         like = self._like
         return (
             super()._has(*names, "mean", "variance")
@@ -186,7 +186,7 @@ class BackwardElemt(Expected):
         return total, moment, self.problem.count
 
     def _total_errors(self, tier: Tier) -> tuple[Array, Array]:
-        """How far sum_dy and r sum_dy_xmu may be off."""
+        """Say how far sum_dy and r sum_dy_xmu may be off."""
         return np.zeros(self._mean.shape), np.zeros(self._mean.shape)
 
     def _factors(self) -> tuple[Array, Array, Array]:
@@ -336,7 +336,7 @@ class GatherStats(Expected):
         self.outputs = _Outputs(self._parameters, tuple(self._parameters), self._whole)
 
     def ordinary(self, tier: Tier) -> Array:
-        """Which statistics can be judged."""
+        """Say which statistics can be judged."""
         d = self.deviations(tier)
         found: Array = np.isfinite(self._mean + self._inverse + d.mean + d.inverse) & ~d.undecided
         return found

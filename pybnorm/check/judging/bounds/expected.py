@@ -50,7 +50,7 @@ class Part:
 
 
 def decided(bound: Array) -> Array:
-    """Of a bound that decides everywhere: no element is undecided."""
+    """Mark a bound as deciding everywhere: no element is undecided."""
     result: Array = np.broadcast_to(beside(np.zeros((1,) * bound.ndim, bool), bound), bound.shape)
     return result
 
@@ -110,7 +110,7 @@ class Expected:
 
     @classmethod
     def knows(cls, problem: Problem) -> bool:
-        """Whether this class has the bounds of a problem."""
+        """Say whether this class has the bounds of a problem."""
         return problem.composed in cls.composed and bool(problem.activation) == cls.activated
 
     def __init__(self, problem: Problem, inputs: Inputs) -> None:
@@ -151,7 +151,7 @@ class Expected:
         return other
 
     def _has(self, *names: str) -> bool:
-        """Whether these inputs are those of the one that this varies."""
+        """Say whether these inputs are those of the one that this varies."""
         like = self._like
         return like is not None and all(getattr(like.inputs, n) is getattr(self.inputs, n) for n in names)
 
@@ -247,7 +247,7 @@ class Expected:
         self._deviations = within_range
 
     def formula(self, output: str) -> tuple[list[Array], Callable[..., Array]]:
-        """What y or dx is made of beside x - mean and dy, of the derived shape, and the reference's formula."""
+        """Give what y or dx is made of beside x - mean and dy, of the derived shape, and the reference's formula."""
         gain = self.inputs.scale.astype(np.float64) * self._inverse
         if output == "y":
             return [gain, self.inputs.need("bias")], normalized
@@ -273,11 +273,11 @@ class Expected:
 
     @property
     def moments(self) -> Moments:
-        """Of x, where the statistics come from it."""
+        """The moments of x, where the statistics come from it."""
         return self._moments
 
     def ordinary(self, tier: Tier) -> Array:
-        """Which statistics are finite, within what `tier` can judge, and of data that are not all one value."""
+        """Say which statistics are finite, within what `tier` can judge, and of data that are not all one value."""
         rows = self.inputs.x.reshape(self.problem.dims[0], -1) if self._axis != 1 else self.inputs.x
         axes = self.problem.reduced_axes if self._axis == 1 else (0,)
         values = rows.astype(np.float64)
@@ -311,7 +311,7 @@ class Expected:
         return self._sums[one_pass]
 
     def deviations(self, tier: Tier) -> Deviations:
-        """How far a class may be off in mean, variance and inverse standard deviation."""
+        """Say how far a class may be off in mean, variance and inverse standard deviation."""
         return self._deviations(tier)
 
     def sum_errors(self, tier: Tier) -> tuple[Array, Array]:
@@ -343,7 +343,7 @@ class Expected:
         return 1.0, 0.0, None
 
     def overflows(self, output: str) -> bool:
-        """Whether a kernel that multiplies by alpha first may overflow where the result is in range."""
+        """Say whether a kernel that multiplies by alpha first may overflow where the result is in range."""
         return abs(self.blend(output)[0]) > math.sqrt(self.precision.reach)
 
     def kappa(self, index: tuple[int, ...]) -> float:
@@ -354,7 +354,7 @@ class Expected:
             return float(np.abs(self._mean[place]) / deviation)
 
     def shares(self, output: str) -> list[Expected]:
-        """This, or for large data one for each thread, whose `parts` together are this one's, in order."""
+        """Give this one, or for large data one for each thread, whose `parts` together are this one's, in order."""
         count = threads() if type(self) is Expected and output in DATA_OUTPUTS else 1
         if count == 1 or self.inputs.x.size < LARGE or isinstance(self.inputs.x, Foreign):
             return [self]
@@ -434,7 +434,7 @@ class Expected:
             yield Part(block.index, out, values, bounds)
 
     def _weights(self, output: str, tier: Tier, lost: Array) -> tuple[Array, ...]:
-        """What a bound's elements are multiplied by; `lost` are statistics whose terms may be out of range."""
+        """Give the factors of a bound's elements; `lost` are statistics whose terms may be out of range."""
         p, problem, inputs, d = self.precision, self.problem, self.inputs, self.deviations(tier)
         size = np.abs(self._inverse)  # of a given one, which may have any sign
         scale = inputs.scale.astype(np.float64)
@@ -448,7 +448,7 @@ class Expected:
         return backward_weights(self._mean, size, scale, dscale, dbias, errors, problem.m, p.u, tier.one_pass, u_stored)
 
     def _finished(self, output: str, index: tuple[slice, ...], result: Array) -> tuple[Array, Callable[[Array], Array]]:
-        """What is made of a block of batch norm's result before it is blended, and what of its error."""
+        """Finish a block of batch norm's result, and its error, before it is blended."""
         return result, lambda error: error
 
     def _parameter_part(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Part:

@@ -45,7 +45,7 @@ class Moments(NamedTuple):
 
 
 class Deviations(NamedTuple):
-    """How far a class of kernels may be off in mean, variance and inverse standard deviation."""
+    """The largest errors of a class of kernels in mean, variance and inverse standard deviation."""
 
     mean: Array
     variance: Array
@@ -75,7 +75,7 @@ def deviations(moments: Moments, epsilon: float, u: float, tier: Tier, tiny: flo
 
 
 def inverse_deviation(variance: Array, d_variance: Array, r: Array, epsilon: float, tiny: float) -> Array:
-    """How far 1 / sqrt(variance + epsilon) is off for a variance that is off by `d_variance`, without roundings."""
+    """Say how far 1 / sqrt(variance + epsilon) is off for a variance that is off by `d_variance`, without roundings."""
     above = 1 / np.sqrt(np.maximum(variance - d_variance, 0) + (epsilon if epsilon >= tiny else 0.0)) - r
     below = r - 1 / np.sqrt(variance + d_variance + epsilon)
     deviation: Array = np.maximum(above, below)
@@ -105,7 +105,7 @@ def forward_error(
 def forward_weights(
     mean: Array, r: Array, scale: Array, bias: Array, errors: Sequence[Array], u: float
 ) -> tuple[Array, Array, Array]:
-    """What E of y is made of: a part without an element, and what \\|x - mean\\| and \\|x\\| are multiplied by."""
+    """Give the parts of E of y: one without an element, and the factors of the sizes of x - mean and x."""
     d_mean, d_inverse = errors
     scale = np.abs(scale)
     gain = 4 * u * scale * r
@@ -156,7 +156,7 @@ def backward_weights(
     one_pass: bool,
     u_param: float = 0.0,
 ) -> tuple[Array, ...]:
-    """What E of dx is made of: a part without an element, and what the sizes of the elements are multiplied by.
+    """Give the parts of E of dx: one without an element, and the factors of the elements' sizes.
 
     Elements are x - mean, dy, dx and, of one pass, x; `u_param` is that of a dscale and dbias that may be stored before
     dx takes them.

@@ -138,7 +138,7 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
 
 
 def _overflow(expected: Expected, tier: Tier) -> str:
-    """What is correct where the squares of x are beyond the type that a kernel computes in."""
+    """Say what is correct where the squares of x are beyond the type that a kernel computes in."""
     if not expected.problem.recomputes or not np.isinf(expected.deviations(tier).variance).all():
         return ""
     return (

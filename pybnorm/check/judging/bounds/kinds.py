@@ -1,4 +1,4 @@
-"""Which class has the bounds of a problem."""
+"""Finds the class that has the bounds of a problem."""
 
 from __future__ import annotations
 

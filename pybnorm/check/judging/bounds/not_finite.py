@@ -160,7 +160,7 @@ def _without_sign(expected: Expected, output: str, tier: Tier) -> Iterator[Part]
 
 
 def _other(expected: Expected, output: str, values: Array, tier: Tier, where: Array) -> Array:
-    """Which running statistics are not those without what has no weight."""
+    """Say which running statistics are not those without what has no weight."""
     if not where.any():
         return where
     problem, inputs = expected.problem, expected.inputs
@@ -203,7 +203,7 @@ def _add(found: list[Finding], where: Array, wrong: bool, text: str, part: Part)
 
 
 def _certain(expected: Expected, output: str) -> tuple[Array, Array, Array]:
-    """Where an input that is not finite reaches `output`, where it makes NaN for certain, and where that is open."""
+    """Say where an input that is not finite reaches `output`, where it surely makes NaN, and where that is open."""
     marks = {
         Operation.FORWARD_TRAINING: _training,
         Operation.FORWARD_INFERENCE: _inference,
@@ -237,7 +237,7 @@ def _of(array: Array) -> _Marks:
 
 
 def _reached(expected: Expected, array: Array) -> tuple[Array, Array]:
-    """Which statistics have an element that is not finite, and which a NaN."""
+    """Say which statistics have an element that is not finite, and which a NaN."""
     axes = expected.problem.reduced_axes
     values = np.isfinite(array), ~np.isnan(array)
     finite, number = (np.asarray(np.all(a, axis=axes, keepdims=True)) for a in values)
@@ -245,7 +245,7 @@ def _reached(expected: Expected, array: Array) -> tuple[Array, Array]:
 
 
 def _sum_of(expected: Expected, array: Array) -> _Marks:
-    """Of the sum over each statistic's elements."""
+    """Follow NaN and infinity into the sum over each statistic's elements."""
     reached, nan = _reached(expected, array)
     axes = expected.problem.reduced_axes
     up, down = ((array == end).any(axis=axes, keepdims=True) for end in (np.inf, -np.inf))
@@ -253,7 +253,7 @@ def _sum_of(expected: Expected, array: Array) -> _Marks:
 
 
 def _centred(total: _Marks) -> _Marks:
-    """Of what is made of x - mean, both from x: inf - inf."""
+    """Follow NaN and infinity into what is made of x - mean, both from x: inf - inf."""
     return _Marks(total.reached, total.reached)
 
 
@@ -303,13 +303,13 @@ def _backward(expected: Expected, output: str) -> _Marks:
 
 
 def _root(expected: Expected) -> _Marks:
-    """Of the inverse standard deviation; that of an infinite variance is 0."""
+    """Follow NaN and infinity into the inverse standard deviation; that of an infinite variance is 0."""
     inverse = expected.statistics[1]
     return _Marks(np.isnan(inverse), np.isnan(inverse)) if expected.problem.takes_variance else _of(inverse)
 
 
 def _composed_dx(expected: Expected) -> _Marks:
-    """Of dx where a statistic's elements do not meet; training_grad's sums do."""
+    """Follow NaN and infinity into dx where a statistic's elements do not meet; training_grad's sums do."""
     inputs, composed = expected.inputs, expected.problem.composed
     marks = _of(inputs.need("dy")) | _of(inputs.scale) | _root(expected)
     if composed == "frozen":

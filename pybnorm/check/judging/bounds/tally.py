@@ -89,7 +89,7 @@ class Held(NamedTuple):
 
 
 def held(expected: Expected, output: str, part: Part) -> Held:
-    """Which elements of a block are wrong."""
+    """Say which elements of a block are wrong."""
     assert part.got is not None
     largest = expected.precision.max_out if output in DATA_OUTPUTS else expected.precision.max_param
     right, values = part.reference, part.got
@@ -179,7 +179,7 @@ def _add_ordinary(tally: Tally, part: Part, error: Array, largest: float, dtype:
 
 
 def _any(values: Array) -> bool:
-    """Whether one is true, of an array that may be spread from a smaller one."""
+    """Say whether an element is true, of an array that may be spread from a smaller one."""
     if isinstance(values, Foreign):
         return bool(values.any())
     return bool(values[tuple(slice(None) if step else slice(0, 1) for step in values.strides)].any())

@@ -93,7 +93,7 @@ class _Element:
     # ---------------------------------------------------------------- statistics
 
     def mean_formula(self) -> str:
-        """How dmu is made in this class."""
+        """Write the formula of dmu in this class."""
         tier = self.tier
         if not self.expected.problem.recomputes:
             return "t"

@@ -1,4 +1,4 @@
-"""Whether a case could have failed."""
+"""Finds whether a case could have failed."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _with_an_ordinary_last(problem: Problem, inputs: Inputs, tier: Tier) -> list
 
 
 def _ordinary(expected: Expected, tier: Tier) -> Array:
-    """Which statistics are ordinary, and have elements between the limits of an activation."""
+    """Say which statistics are ordinary, and have elements between the limits of an activation."""
     ordinary = expected.ordinary(tier).ravel()
     problem = expected.problem
     if not problem.activation:
@@ -111,7 +111,7 @@ def _bounds(expected: Expected, one_pass: bool) -> dict[str, list[tuple[Array, A
 
 
 def _moved(before: dict[str, list[tuple[Array, Array]]], after: Expected) -> bool:
-    """Whether some output is off by more than its bound."""
+    """Say whether some output is off by more than its bound."""
     with np.errstate(all="ignore"):
         return any(
             bool(np.any(np.abs(part.reference - right) > bound))
@@ -125,7 +125,7 @@ _SHOW_EPSILON = ("exact", "sqrteps", "paired")
 
 
 def _before_activation(problem: Problem, inputs: Inputs) -> Array:
-    """What the activation is applied to; where it is given, what came of it."""
+    """Give what the activation is applied to; where it is given, what came of it."""
     if inputs.y is not None:
         return inputs.y.astype(np.float64)
     statistics = None
@@ -196,7 +196,7 @@ def _changed_statistic(problem: Problem, inputs: Inputs, name: str) -> Inputs:
 
 
 def _composed_changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, Inputs]]:
-    """Those of an operation that is composed: all that its call is given, where the result depends on it."""
+    """Change the inputs of a composed operation: all that its call is given, where the result depends on it."""
     blends = "alpha" in problem.options
     sums = problem.composed != "backward_elemt" and bool(problem.alpha_param)
     statistics_in_dx = problem.composed not in ("frozen", "backward_reduce") and bool(problem.alpha)
@@ -250,7 +250,7 @@ def _composed_changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, P
 
 
 def _gathered_changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, Inputs]]:
-    """Those of statistics that are merged; the last rank has elements."""
+    """Change statistics that are merged; the last rank has elements."""
     changes: dict[str, Callable[[Array], Array]] = {
         "x": lambda value: value + 1 + np.abs(value),
         "m2s": lambda value: 4 * value + 1e-30,

@@ -57,12 +57,12 @@ class Status(enum.Enum):
 
     @property
     def correct(self) -> bool:
-        """Whether the results are correct, however accurate."""
+        """True where the results are correct, however accurate."""
         return self in (Status.PASS, Status.WARN, Status.CHAIN)
 
     @property
     def good(self) -> bool:
-        """Whether a run with nothing but such cases exits with 0."""
+        """True where a run with nothing but such cases exits with 0."""
         return self.correct or self in (Status.UNSUPPORTED, Status.MISTRUSTED)
 
 

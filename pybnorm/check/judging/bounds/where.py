@@ -56,7 +56,7 @@ LEVELS = ".123456789x"
 
 @dataclasses.dataclass(frozen=True)
 class Where:
-    """Where the wrong elements of an output are."""
+    """The place of an output's wrong elements."""
 
     text: str
     """The description; empty if there is no pattern."""
@@ -183,7 +183,7 @@ class _Grid:
         return self._indices(inside)[self.names.index(axis.one)]
 
     def _indices(self, inside: Array) -> list[Array]:
-        """Of places in a plane; not by `numpy.unravel_index`, which makes all of them 64 bits wide."""
+        """Make indices of places in a plane; `numpy.unravel_index` makes all of them 64 bits wide."""
         found = []
         for size in reversed(self.plane):
             found.append(inside % size)
@@ -205,7 +205,7 @@ class _Grid:
         return self._made[key]
 
     def masks(self, conditions: tuple[_Condition, ...]) -> tuple[Array, Array]:
-        """Which channels and which places hold the conditions on them."""
+        """Say which channels and which places hold the conditions on them."""
         every, places = np.arange(self.channels), np.arange(self.m, dtype=np.int32)
         channel, place = np.ones(self.channels, bool), np.ones(self.m, bool)
         for condition in conditions:
@@ -271,7 +271,7 @@ class _Condition:
     few: tuple[int, ...] = ()
 
     def holds(self, values: Array) -> Array:
-        """Which values are those."""
+        """Say which values are those."""
         if self.few:
             return np.isin(values, self.few)
         if self.modulus:
@@ -295,7 +295,7 @@ class _Condition:
         return self.low == 0 or self.high == size - 1
 
     def text(self) -> str:
-        """Such as "channels 1 to 5"."""
+        """Text such as "channels 1 to 5"."""
         axis, low, high = self.axis, self.low, self.high
         of = {"": "", "plane": " of a plane", "channel": " of a channel", "memory": " in memory"}[axis.each]
         if self.few:
@@ -318,7 +318,7 @@ class _Condition:
 
 
 def _conditions(axis: _Axis, values: Array) -> Iterator[_Condition]:
-    """What may describe values of a coordinate that has others, too."""
+    """List what may describe values of a coordinate that has others, too."""
     distinct, counts = np.unique(values, return_counts=True)
     low, high, size = int(distinct[0]), int(distinct[-1]), axis.size
     ends = {(low, high), (low, size - 1), (0, high)}
