@@ -396,7 +396,7 @@ class Graph(_Description):
         _log.info("%s: built, %d bytes of workspace", self._label(), self._workspace_size)
 
     def build(self, handle: Handle, modes: Iterable[HeuristicMode | str] = (HeuristicMode.FALLBACK,)) -> None:
-        """All five stages: validate, build_operation_graph, create_execution_plans, check_support, build_plans."""
+        """Do all five stages: validate, build_operation_graph, create_execution_plans, check_support, build_plans."""
         self.validate()
         self.build_operation_graph(handle)
         self.create_execution_plans(modes)

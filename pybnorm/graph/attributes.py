@@ -48,7 +48,7 @@ class _Named:
         self._name = ""
 
     def set_name(self: _Self, name: str) -> _Self:
-        """The name that errors and messages use."""
+        """Set the name that errors and messages use."""
         if not issubclass(type(name), str):
             raise ArgumentTypeError("name", name, "a string")
         self._name = name
@@ -97,7 +97,7 @@ class TensorAttributes(_Named):
         return tensor.set_stride(_arguments.packed_strides(tuple(tensor.get_dim())))
 
     def set_uid(self, uid: int) -> TensorAttributes:
-        """The tensor's key in the variant pack: a 64-bit integer, unique in the graph."""
+        """Set the tensor's key in the variant pack: a 64-bit integer, unique in the graph."""
         if issubclass(type(uid), bool) or not issubclass(type(uid), int):
             raise ArgumentTypeError("uid", uid, "an integer")
         if not -(2**63) <= uid < 2**63:
@@ -119,7 +119,7 @@ class TensorAttributes(_Named):
         return self
 
     def set_data_type(self, data_type: object) -> TensorAttributes:
-        """float32, float16 or bfloat16; hipDNN's names "float" and "half" are taken too."""
+        """Set float32, float16 or bfloat16; hipDNN's names "float" and "half" are taken too."""
         self._data_type = _data_type(data_type, "data_type")
         return self
 
@@ -128,7 +128,7 @@ class TensorAttributes(_Named):
         return self._data_type
 
     def set_dim(self, dim: Sequence[int]) -> TensorAttributes:
-        """Shape in the logical order N, C, spatial, whatever the layout."""
+        """Set the shape in the logical order N, C, spatial, whatever the layout."""
         self._dim = _arguments.dims(dim, "dim", low=1)
         return self
 
@@ -137,7 +137,7 @@ class TensorAttributes(_Named):
         return list(self._dim)
 
     def set_stride(self, stride: Sequence[int]) -> TensorAttributes:
-        """Strides in elements; validate checks them against the shape."""
+        """Set the strides in elements; validate checks them against the shape."""
         self._stride = tuple(_arguments.dims(stride, "stride", low=1))
         return self
 
@@ -244,12 +244,12 @@ class _Attributes(_Named):
         self._slots: dict[str, TensorAttributes] = {}
 
     def set_compute_data_type(self: _SelfNode, data_type: object) -> _SelfNode:
-        """float32, the only one; default: the graph's."""
+        """Set float32, the only one; default: the graph's."""
         self._compute = _data_type(data_type, "compute_data_type")
         return self
 
     def get_compute_data_type(self) -> DataType | None:
-        """None if the graph's is used."""
+        """The data type of the arithmetic; None if the graph's is used."""
         return self._compute
 
 
@@ -270,7 +270,7 @@ def _slot(
 
     setter.__name__, getter.__name__ = f"set_{role}", f"get_{role}"
     setter.__doc__ = f"Keep {role} for `get_{role}`, as hipDNN does; the graph's method decides what the node's is."
-    getter.__doc__ = f"What `set_{role}` was given; None unless set."
+    getter.__doc__ = f"Return what `set_{role}` was given; None unless set."
     return setter, getter
 
 
@@ -283,22 +283,22 @@ class _StatisticsAttributes(_Attributes):
         self._peer_stats: tuple[TensorAttributes, ...] = ()
 
     def set_epsilon(self: _SelfStatistics, epsilon: TensorAttributes | float) -> _SelfStatistics:
-        """Added to the variance. Required; in backward only without saved statistics, and unused with them."""
+        """Set what is added to the variance. Required; in backward without saved statistics only, unused with them."""
         self._epsilon = _scalar(epsilon, "epsilon")
         return self
 
     def get_epsilon(self) -> TensorAttributes | None:
-        """None unless set."""
+        """The epsilon; None unless set."""
         return self._epsilon
 
     def set_peer_stats(self: _SelfStatistics, peer_stats: Sequence[TensorAttributes]) -> _SelfStatistics:
-        """Any tensors: the statistics are those of all ranks of the graph's `set_communicator`, by `pybnorm.sync`."""
+        """Give any tensors: statistics are those of all ranks of the graph's `set_communicator`, by `pybnorm.sync`."""
         given = _arguments.items(peer_stats, "peer_stats", "a sequence of TensorAttributes")
         self._peer_stats = tuple(_tensor(t, "peer_stats") for t in given)
         return self
 
     def get_peer_stats(self) -> list[TensorAttributes]:
-        """Empty unless set."""
+        """The tensors that join the ranks; empty unless set."""
         return list(self._peer_stats)
 
 
@@ -327,12 +327,12 @@ class BatchnormAttributes(_StatisticsAttributes):
         return self.set_prev_running_mean(mean).set_prev_running_variance(variance).set_momentum(momentum)
 
     def set_prev_running_mean(self, mean: TensorAttributes) -> BatchnormAttributes:
-        """Set together with the previous variance and the momentum."""
+        """Set the previous mean, together with the variance and the momentum."""
         self._prev_running_mean = _tensor(mean, "prev_running_mean")
         return self
 
     def set_prev_running_variance(self, variance: TensorAttributes) -> BatchnormAttributes:
-        """Set together with the previous mean and the momentum."""
+        """Set the previous variance, together with the mean and the momentum."""
         self._prev_running_variance = _tensor(variance, "prev_running_variance")
         return self
 
@@ -348,19 +348,19 @@ class BatchnormAttributes(_StatisticsAttributes):
         return self
 
     def get_unbiased(self) -> bool:
-        """True unless set."""
+        """The flag; True unless set."""
         return self._unbiased
 
     def get_prev_running_mean(self) -> TensorAttributes | None:
-        """None without running statistics."""
+        """The previous running mean; None without running statistics."""
         return self._prev_running_mean
 
     def get_prev_running_variance(self) -> TensorAttributes | None:
-        """None without running statistics."""
+        """The previous running variance; None without running statistics."""
         return self._prev_running_variance
 
     def get_momentum(self) -> TensorAttributes | None:
-        """None without running statistics."""
+        """The momentum; None without running statistics."""
         return self._momentum
 
     set_x, get_x = _slot("x")
@@ -425,25 +425,25 @@ class BatchnormBackwardAttributes(_StatisticsAttributes):
     def set_saved_mean_and_inv_variance(
         self, mean: TensorAttributes, inv_variance: TensorAttributes
     ) -> BatchnormBackwardAttributes:
-        """The statistics that batchnorm saved; inv_variance is 1 / sqrt(biased variance + epsilon)."""
+        """Set the statistics that batchnorm saved; inv_variance is 1 / sqrt(biased variance + epsilon)."""
         return self.set_mean(mean).set_inv_variance(inv_variance)
 
     def set_mean(self, mean: TensorAttributes) -> BatchnormBackwardAttributes:
-        """The saved mean; set together with the inverse standard deviation."""
+        """Set the saved mean, together with the inverse standard deviation."""
         self._mean = _tensor(mean, "mean")
         return self
 
     def set_inv_variance(self, inv_variance: TensorAttributes) -> BatchnormBackwardAttributes:
-        """The saved inverse standard deviation; set together with the mean."""
+        """Set the saved inverse standard deviation, together with the mean."""
         self._inv_variance = _tensor(inv_variance, "inv_variance")
         return self
 
     def get_mean(self) -> TensorAttributes | None:
-        """None if statistics are computed from x."""
+        """The saved mean; None if statistics are computed from x."""
         return self._mean
 
     def get_inv_variance(self) -> TensorAttributes | None:
-        """None if statistics are computed from x."""
+        """The saved inverse standard deviation; None if statistics are computed from x."""
         return self._inv_variance
 
     set_dy, get_dy = _slot("dy")
@@ -478,7 +478,7 @@ class PointwiseAttributes(_Attributes):
         return self
 
     def get_mode(self) -> PointwiseMode | None:
-        """None unless set."""
+        """The operation; None unless set."""
         return self._mode
 
     def set_relu_lower_clip(self, value: float) -> PointwiseAttributes:
@@ -487,25 +487,25 @@ class PointwiseAttributes(_Attributes):
         return self
 
     def get_relu_lower_clip(self) -> float | None:
-        """None unless set."""
+        """The lower clip; None unless set."""
         return self._clips.get("relu_lower_clip")
 
     def set_relu_upper_clip(self, value: float) -> PointwiseAttributes:
-        """The largest y; infinity unless set."""
+        """Set the largest y; infinity unless set."""
         self._clips["relu_upper_clip"] = _arguments.scalar(value, "relu_upper_clip")
         return self
 
     def get_relu_upper_clip(self) -> float | None:
-        """None unless set."""
+        """The upper clip; None unless set."""
         return self._clips.get("relu_upper_clip")
 
     def set_relu_lower_clip_slope(self, value: float) -> PointwiseAttributes:
-        """The slope below the lower clip; 0 unless set."""
+        """Set the slope below the lower clip; 0 unless set."""
         self._clips["relu_lower_clip_slope"] = _arguments.scalar(value, "relu_lower_clip_slope")
         return self
 
     def get_relu_lower_clip_slope(self) -> float | None:
-        """None unless set."""
+        """The slope; None unless set."""
         return self._clips.get("relu_lower_clip_slope")
 
     set_input_0, get_input_0 = _slot("input_0")

@@ -44,33 +44,33 @@ class _Description(_Named):
     # -------- attributes of the graph
 
     def set_io_data_type(self: _SelfGraph, data_type: object) -> _SelfGraph:
-        """Default data type of data tensors that are not virtual: float32, float16 or bfloat16."""
+        """Set the default data type of data tensors that are not virtual: float32, float16 or bfloat16."""
         self._io = _data_type(data_type, "io_data_type")
         self._stage = 0
         return self
 
     def get_io_data_type(self) -> DataType | None:
-        """None unless set."""
+        """The data type; None unless set."""
         return self._io
 
     def set_intermediate_data_type(self: _SelfGraph, data_type: object) -> _SelfGraph:
-        """Default data type of virtual data tensors."""
+        """Set the default data type of virtual data tensors."""
         self._intermediate = _data_type(data_type, "intermediate_data_type")
         self._stage = 0
         return self
 
     def get_intermediate_data_type(self) -> DataType | None:
-        """None unless set."""
+        """The data type; None unless set."""
         return self._intermediate
 
     def set_compute_data_type(self: _SelfGraph, data_type: object) -> _SelfGraph:
-        """Data type of accumulation, statistics and parameters: float32, the only one."""
+        """Set the data type of accumulation, statistics and parameters: float32, the only one."""
         self._compute = _data_type(data_type, "compute_data_type")
         self._stage = 0
         return self
 
     def get_compute_data_type(self) -> DataType | None:
-        """None unless set: float32."""
+        """The data type of the arithmetic; None unless set: float32."""
         return self._compute
 
     # -------- JSON
@@ -142,7 +142,7 @@ class _Description(_Named):
 
     @staticmethod
     def tensor_like(tensor: TensorAttributes, name: str = "") -> TensorAttributes:
-        """A copy with another name and no uid."""
+        """Make a copy with another name and no uid."""
         return copy.copy(_tensor(tensor, "tensor")).clear_uid().set_name(name)
 
     # -------- nodes

@@ -299,17 +299,17 @@ class Graph(_Refusing, graph.Graph):
         return 0
 
     def get_behavior_notes_for_engine(self, engine_id: int) -> list[BehaviorNote]:
-        """None of hipDNN's notes."""
+        """Give none of hipDNN's notes."""
         _raised(_engine, engine_id)
         return []
 
     def get_knobs_for_engine(self, engine_id: int) -> list[Any]:
-        """None: there are no knobs."""
+        """Give an empty list: there are no knobs."""
         _raised(_engine, engine_id)
         return []
 
     def get_knob_lookup_for_engine(self, engine_id: int) -> dict[str, Any]:
-        """Empty: there are no knobs."""
+        """Give an empty dictionary: there are no knobs."""
         _raised(_engine, engine_id)
         return {}
 

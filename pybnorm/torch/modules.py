@@ -19,7 +19,7 @@ _UNCONVERT = "for torch.jit.script and torch.fx call pybnorm.torch.unconvert(mod
 
 
 class _BatchNorm:
-    """Added to PyTorch's modules, which keep their parameters, buffers, state and arguments."""
+    """Mixin for PyTorch's modules, which keep their parameters, buffers, state and arguments."""
 
     fallback = False
     """Let PyTorch compute calls that are refused here."""
