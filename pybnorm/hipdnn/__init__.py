@@ -12,20 +12,6 @@ products, engines to choose from, plugins) is an AttributeError whose sentence s
 * Backward without saved statistics takes hipDNN's epsilon, 1e-5.
 * ``to_binary`` is the JSON's bytes: of this package, not hipDNN's flat buffer. A compiled plan's is the same: plans are
   made anew in no time.
-
-Examples
---------
->>> import pybnorm.hipdnn as hipdnn
->>> graph = hipdnn.Graph().set_io_data_type(hipdnn.DataType.FLOAT).set_intermediate_data_type(hipdnn.DataType.FLOAT)
->>> graph = graph.set_compute_data_type(hipdnn.DataType.FLOAT)
->>> x = graph.tensor(hipdnn.Tensor().set_uid(1).set_dim([1, 1, 1, 2]).set_stride([2, 2, 2, 1]))
->>> y = graph.relu(x).set_uid(2).set_output(True)
->>> handle, (given, result) = hipdnn.create_handle(), (hipdnn.DeviceBuffer(8) for _ in range(2))
->>> given.copy_from_host(np.float32([-1, 2]).tobytes())
->>> graph.build(handle)
->>> graph.execute(handle, {1: given, 2: result}).is_good(), np.frombuffer(result.copy_to_host(), np.float32)
-(True, array([0., 2.], dtype=float32))
->>> hipdnn.destroy_handle(handle)
 """
 
 from __future__ import annotations
@@ -113,7 +99,22 @@ if not TYPE_CHECKING:
 
 
 class Graph(_Refusing, graph.Graph):
-    """`pybnorm.graph.Graph` whose stages return an `Error` where that one raises."""
+    """`pybnorm.graph.Graph` whose stages return an `Error` where that one raises.
+
+    Examples
+    --------
+    >>> import pybnorm.hipdnn as hipdnn
+    >>> graph = hipdnn.Graph().set_io_data_type(hipdnn.DataType.FLOAT).set_intermediate_data_type(hipdnn.DataType.FLOAT)
+    >>> graph = graph.set_compute_data_type(hipdnn.DataType.FLOAT)
+    >>> x = graph.tensor(hipdnn.Tensor().set_uid(1).set_dim([1, 1, 1, 2]).set_stride([2, 2, 2, 1]))
+    >>> y = graph.relu(x).set_uid(2).set_output(True)
+    >>> handle, (given, result) = hipdnn.create_handle(), (hipdnn.DeviceBuffer(8) for _ in range(2))
+    >>> given.copy_from_host(np.float32([-1, 2]).tobytes())
+    >>> graph.build(handle)
+    >>> graph.execute(handle, {1: given, 2: result}).is_good(), np.frombuffer(result.copy_to_host(), np.float32)
+    (True, array([0., 2.], dtype=float32))
+    >>> hipdnn.destroy_handle(handle)
+    """
 
     _tensor_type = Tensor
 

@@ -13,7 +13,7 @@ import pybnorm
 
 MODULES = ["pybnorm", *(f"pybnorm.{name}" for name in sorted(pybnorm._SUBMODULES))]
 OPTIONS = doctest.NORMALIZE_WHITESPACE
-# In the module's own: the phases of one call, and hipDNN's names. A worker's life is the check's; defects are data.
+# The module shows the phases of a call, hipDNN's Graph its names. A worker's life is the check's, defects are data.
 ELSEWHERE = ("pybnorm.cann.batch_norm_", "pybnorm.hipdnn.", "pybnorm.check.Worker.", "pybnorm.defects.Defect")
 
 
