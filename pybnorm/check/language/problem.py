@@ -238,30 +238,30 @@ class Problem:
         Training updates running statistics.
     unbiased : bool
         The running variance takes the unbiased variance, a sum over m - 1, as vendors' does; else the biased one, as
-        ONNX's, TensorFlow's and Keras's. No vendor's call has it: for other implementations.
+        ONNX, TensorFlow and Keras have it. That is for other implementations: no vendor's call has it.
     old : str
-        ``"nan"``: running statistics before training are NaN, as those of memory that nobody set may be; with a factor
-        of 1 only, which leaves nothing of them.
+        ``"nan"``: running statistics before training are NaN, as in memory that nobody set; with a factor of 1 only,
+        which leaves nothing of them.
     saved : bool
         Training writes, backward reads, the saved statistics.
     saves_variance : bool
         ``saved=variance``: what training saves is the variance, in place of the inverse standard deviation. No vendor's
         call has it.
     sign : str
-        ``"negative"``: of the saved 1/sigma that backward reads every second is below 0.
+        ``"negative"``: every second saved 1/sigma that backward reads is below 0.
     factor : float
         Exponential average factor.
     eps : float, optional
         Epsilon; see `default_epsilon`.
     params : DataType, optional
-        Of scale, bias and statistics: float64 for float64 data, else float32, when left out.
+        Data type of scale, bias and statistics; by default float64 for float64 data, else float32.
     algorithm : str
-        Which of the backend's ways (`pybnorm.algorithms`); empty for its entry point. One that no backend has is an
-        error; one that another backend has is refused by this one, and the case UNSUPPORTED.
+        One of the backend's algorithms (`pybnorm.algorithms`); empty for its entry point. An algorithm that no backend
+        has is an error. With one that only other backends have the case is UNSUPPORTED.
     inplace : bool
         The result is written over what it is made of: y over x, or dx over dy. beta is 0 then.
     activation : Activation
-        Applied to batch norm's result, before it is blended; in backward dy is the gradient at its output. Not with
+        Activation of batch norm's result, before it is blended; in backward dy is the gradient at its output. Not with
         the fill special: what an activation makes of NaN is not fixed.
     low, high : float, optional
         Limits of clipped_relu (high) and clamp; see `LIMITS`.
@@ -283,12 +283,12 @@ class Problem:
     streams : int
         Repeat i runs on stream i mod `streams`; 1 to 8 and not more than `repeats`.
     seed : int
-        Of the counter-based generator, 0 to 2**64 - 1.
+        Seed of the counter-based generator, 0 to 2**64 - 1.
     composed : str
         One of `COMPOSED`: the function of `pybnorm.operations` that is called in place of the vendor's entry point,
         with `operation` the one it is like.
     ranks : int
-        Of a synchronized call, 2 to 8.
+        Ranks of a synchronized call, 2 to 8.
 
     Raises
     ------
