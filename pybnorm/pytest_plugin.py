@@ -33,13 +33,13 @@ import pytest
 from pybnorm import backends
 from pybnorm._text import visible
 from pybnorm.check.judging.bounds import Status
-from pybnorm.check.judging.results import verdict_text
+from pybnorm.check.judging.results import BackendInfo, CaseResult, verdict_text
 from pybnorm.check.language.lines import select
 from pybnorm.check.language.problem import Problem
 from pybnorm.check.report import terminal
 from pybnorm.check.report.console import Console
 from pybnorm.check.run import executors
-from pybnorm.check.run.runner import BackendInfo, CaseResult, open_session
+from pybnorm.check.run.session import open_session
 from pybnorm.errors import ArgumentError
 
 __all__ = ["AccuracyWarning", "Backend", "Case", "Plugin", "Root"]

@@ -37,6 +37,7 @@ from pybnorm.check.report.console import Console
 from pybnorm.check.run import executors, judge_devices, support
 from pybnorm.check.run.session import open_session
 from pybnorm.check.run.whole_run import WholeRun
+from pybnorm.check.run.worker import Worker, check_timeout, failed
 from pybnorm.cli import ARGUMENTS, INTERRUPTED, completion, output, reports
 from pybnorm.cli.sections import Sectioned
 from pybnorm.errors import ArgumentError
@@ -282,13 +283,13 @@ def check(
             raise ArgumentError("--resume", True, "with --save DIR, the folder of the interrupted run")
         if folder == "":
             raise ArgumentError("--save", folder, "the name of a folder")
-        executors.check_timeout("--timeout", timeout)
+        check_timeout("--timeout", timeout)
         if timeout is not None and executor == "process":
             raise ArgumentError("--timeout", timeout, "an executor other than process, which nothing could end")
         if html_target is not None:
             html.require()
         judge_devices.check(here=executor in ("pool", "process"))
-        executors.check_timeout("--scheduler-timeout", scheduler_timeout)
+        check_timeout("--scheduler-timeout", scheduler_timeout)
         opened = executors.opened(executor, jobs=jobs, timeout=timeout or executors.TIMEOUT, connect=scheduler_timeout)
         farm = context.with_resource(opened)
         silent = "-" in (json_target, markdown_target)
@@ -356,14 +357,13 @@ def _explain_case(
 ) -> None:
     """Run one case on each backend, in a process of its own, and print how it was judged."""
     from pybnorm.check.report import explain
-    from pybnorm.check.run.worker import Worker, failed
 
     with output.usage_errors():
         for option in context.command.params:
             name, value = str(option.name), context.params.get(str(option.name))
             if name not in _EXPLAIN and value and value != option.get_default(context):
                 raise ArgumentError("--explain", f"beside {option.opts[-1]}", "alone, or beside " + ", ".join(_BESIDE))
-        executors.check_timeout("--timeout", timeout)
+        check_timeout("--timeout", timeout)
         line = _one_case(case)
         asked = (*_backends(named[0], "--backend"), *_implementations(named[1]))
         targets = output.targets(context, "explain", json=json_target)

@@ -19,7 +19,7 @@ from pybnorm.check.report.console import Console
 from pybnorm.check.run import executors
 from pybnorm.check.run.environment import machine
 from pybnorm.check.run.session import capability_words
-from pybnorm.check.run.worker import Worker
+from pybnorm.check.run.worker import Worker, check_timeout
 from pybnorm.cli import completion, output
 from pybnorm.defects import DEFECTS, Defect, unrecorded
 from pybnorm.enums import DataType, Layout, Operation
@@ -51,7 +51,7 @@ _FOLDED = 80
 def info(context: click.Context, json_target: str | None, as_claims: str | None, timeout: float, verbose: bool) -> None:
     """Show what libraries there are, where they were found, and what they can do; why the others are absent."""
     with output.usage_errors():
-        executors.check_timeout("--timeout", timeout)
+        check_timeout("--timeout", timeout)
         if as_claims is not None and json_target is not None:
             raise ArgumentError("--json", "beside --claims", "one of them: a record is JSON already")
         targets = output.targets(context, "info", json=json_target)

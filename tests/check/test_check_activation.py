@@ -14,7 +14,8 @@ from pybnorm.check.language.activations import activate, before, passes
 from pybnorm.check.language.data import generate
 from pybnorm.check.language.lines import expand
 from pybnorm.check.language.problem import Problem
-from pybnorm.check.run.runner import Session, open_session, run_case
+from pybnorm.check.run.runner import Session, run_case
+from pybnorm.check.run.session import open_session
 
 
 class Fused(Kernels):

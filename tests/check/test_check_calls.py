@@ -9,7 +9,8 @@ from pybnorm.check.judging.bounds import Status
 from pybnorm.check.language import calls
 from pybnorm.check.language.data import Inputs
 from pybnorm.check.language.problem import OPERATIONS, Problem
-from pybnorm.check.run.runner import Session, open_session, run_case
+from pybnorm.check.run.runner import Session, run_case
+from pybnorm.check.run.session import open_session
 from pybnorm.enums import Capability, Mode
 from pybnorm.errors import ArgumentError
 

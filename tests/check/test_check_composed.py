@@ -16,7 +16,8 @@ from pybnorm.check.language.lines import expand
 from pybnorm.check.language.problem import COMPOSED, Problem
 from pybnorm.check.language.vendor_lines import vendor_lines
 from pybnorm.check.run import ranks
-from pybnorm.check.run.runner import Session, open_session, run_case
+from pybnorm.check.run.runner import Session, run_case
+from pybnorm.check.run.session import open_session
 from pybnorm.check.selftest.simulated import array_of
 from pybnorm.defects import named
 from pybnorm.errors import ArgumentError

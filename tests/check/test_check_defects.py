@@ -18,7 +18,7 @@ import pybnorm
 from pybnorm._find import file_digest
 from pybnorm.check.judging import known_defects as defects
 from pybnorm.check.judging.bounds import Status, Verdict, expect
-from pybnorm.check.judging.known_defects import DEFECTS, STATUSES, explain, makes
+from pybnorm.check.judging.known_defects import STATUSES, explain, makes
 from pybnorm.check.judging.whole_call import judge_call
 from pybnorm.check.language.data import generate
 from pybnorm.check.language.lines import expand
@@ -27,7 +27,7 @@ from pybnorm.check.run.executors import annotated
 from pybnorm.check.run.runner import BackendInfo, CaseResult
 from pybnorm.check.run.session import describe
 from pybnorm.check.run.worker import Worker
-from pybnorm.defects import Effect, named
+from pybnorm.defects import DEFECTS, Effect, named
 
 MIOPEN = (3, 4, 0)
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ def test_entries_are_complete(defect):
     problem = Problem.parse(defect.case)
     assert str(problem) == defect.case
     assert defect.predicate(problem)
-    assert defects.named(defect.id) is defect
+    assert named(defect.id) is defect
 
 
 def test_ids_are_unique():
@@ -136,7 +136,7 @@ def test_miopens_tuning_leaves_the_callers_running_statistics_alone(need_device,
 
 
 def test_only_a_build_that_a_run_has_seen_makes_a_defect_that_is_gone_a_failure():
-    defect = defects.named("miopen-training-stash")  # before 3.5
+    defect = named("miopen-training-stash")  # before 3.5
     own, another = defect.seen[0].build, "0123456789abcdef"
 
     def found(status, known):
@@ -192,7 +192,7 @@ def test_the_page_is_that_of_the_table():
     [((2, 19, 9), False), ((2, 20, 0), True), ((3, 0, 0), True), ((3, 4, 9), True), ((3, 5, 0), False), ((4,), False)],
 )
 def test_versions_are_compared_as_far_as_they_are_given(version, has_it):
-    defect = defects.named("miopen-training-stash")
+    defect = named("miopen-training-stash")
     assert defect.in_version(version) == has_it
     assert dataclasses.replace(defect, fixed=None).in_version((9, 0, 0))
 
@@ -335,7 +335,7 @@ def test_no_entry_explains_an_error_without_a_limit():
 
 def test_a_larger_error_and_a_value_that_is_not_finite_are_new():
     problem = Problem.parse("train,spatial,f32,nchw,769x3x1x1025")
-    stash = defects.named("miopen-training-stash")
+    stash = named("miopen-training-stash")
     assert stash.nan == ()
     for one, wanted in (
         (verdict("y", ratio=1e4), ["miopen-training-stash"]),
@@ -609,4 +609,4 @@ def test_bad_questions_are_refused_by_name():
     with pytest.raises(pybnorm.ArgumentError, match=r"^call: got backward, .*operation,mode,dtype,layout,dims"):
         pybnorm.known_defects("miopen", "backward")
     with pytest.raises(pybnorm.ArgumentError, match=r"identity.*onednn-long-sums"):
-        defects.named("none")
+        named("none")

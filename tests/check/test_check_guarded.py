@@ -17,7 +17,8 @@ from pybnorm.check.language.data import generate
 from pybnorm.check.language.lines import expand
 from pybnorm.check.language.problem import Problem
 from pybnorm.check.run import fence, guarded, runner
-from pybnorm.check.run.runner import Session, open_session, run_case
+from pybnorm.check.run.runner import Session, run_case
+from pybnorm.check.run.session import open_session
 from pybnorm.check.selftest.simulated import Kernels, array_of
 from pybnorm.reference import threads
 from pybnorm.reference.threads import LARGE

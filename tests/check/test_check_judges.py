@@ -15,7 +15,8 @@ from pybnorm.check.judging.whole_call import judge_call
 from pybnorm.check.language import data
 from pybnorm.check.language.problem import DATA_OUTPUTS, Problem
 from pybnorm.check.run import judge_devices as judges
-from pybnorm.check.run.runner import Session, open_session, run_case
+from pybnorm.check.run.runner import Session, run_case
+from pybnorm.check.run.session import open_session
 from pybnorm.errors import ArgumentError, ArgumentTypeError, LibraryNotFoundError
 from pybnorm.reference import namespaces
 from pybnorm.reference.namespaces import Foreign

@@ -20,7 +20,8 @@ from pybnorm.check.judging.results import exit_status
 from pybnorm.check.language.lines import expand
 from pybnorm.check.run import executors, nodes
 from pybnorm.check.run.nodes import Dealer, Greeting, LostNode, Node, greeted
-from pybnorm.check.run.runner import BackendInfo, CaseResult, identified
+from pybnorm.check.run.runner import BackendInfo, CaseResult
+from pybnorm.check.run.session import identified
 from pybnorm.check.run.worker import DiedError
 
 LIMIT = 120

@@ -9,13 +9,15 @@ from tables import table
 
 from pybnorm import reference
 from pybnorm.check.judging.bounds import Status, expect, judge, not_finite, tiers
-from pybnorm.check.judging.known_defects import explain, named
+from pybnorm.check.judging.known_defects import explain
 from pybnorm.check.judging.whole_call import judge_call
 from pybnorm.check.language.data import generate
 from pybnorm.check.language.lines import expand
 from pybnorm.check.language.problem import Problem
-from pybnorm.check.run.runner import execute, open_session, run_case
+from pybnorm.check.run.runner import execute, run_case
+from pybnorm.check.run.session import open_session
 from pybnorm.check.selftest.simulated import STYLES, Kernels, session
+from pybnorm.defects import named
 
 SEEDS = "0/1/2/3/4/6/7/9/10/12/13/14"
 SPECIAL = f"train/infer/backward,spatial,f32,nchw,4x6x3x5,fill=special,seed={SEEDS}"

@@ -24,7 +24,6 @@ from pybnorm.check.compare import comparison as compare
 from pybnorm.check.compare import conclusions as compare_conclusions
 from pybnorm.check.compare import document as compare_document
 from pybnorm.check.compare import pages
-from pybnorm.check.judging import known_defects as defects
 from pybnorm.check.judging.bounds import Point, Status, Verdict
 from pybnorm.check.judging.results import (
     allow_known,
@@ -48,6 +47,7 @@ from pybnorm.check.report.patterns import causes
 from pybnorm.check.run import archive, environment, support
 from pybnorm.check.run.environment import machine
 from pybnorm.check.run.runner import BackendInfo, CaseResult
+from pybnorm.defects import DEFECTS
 from pybnorm.errors import ArgumentError
 
 INFOS = [
@@ -761,7 +761,7 @@ def page_of(results, infos=None):
 
 
 def test_the_page_shows_everything_and_loads_nothing(plots):
-    known = made_result(Status.FAIL, "backward,spatial,bf16,nhwc,2x3x4x5", known=defects.DEFECTS[0].id)
+    known = made_result(Status.FAIL, "backward,spatial,bf16,nhwc,2x3x4x5", known=DEFECTS[0].id)
     hostile = made_result(
         Status.CRASHED, "infer,spatial,f32,nchw,2x3x4x5", message="</pre><script>alert(1)</script>\x1b"
     )
@@ -771,7 +771,7 @@ def test_the_page_shows_everything_and_loads_nothing(plots):
     assert "\x1b" not in text
     assert sum(tag == "svg" for tag, _ in found.elements) == 2
     words = " ".join(found.texts)
-    assert defects.DEFECTS[0].what in words
+    assert DEFECTS[0].what in words
     assert "libMIOpen" in words
     assert "NVIDIA <made>" in words
     (verdict,) = (found.sentence for found in conclusions(INFOS, every))

@@ -33,7 +33,8 @@ from pybnorm.check.language.lines import expand
 from pybnorm.check.language.problem import Problem
 from pybnorm.check.run import guarded
 from pybnorm.check.run.guarded import same_bits
-from pybnorm.check.run.runner import BackendInfo, CaseResult, Session, classify, execute, open_session, run_case
+from pybnorm.check.run.runner import BackendInfo, CaseResult, Session, classify, execute, run_case
+from pybnorm.check.run.session import open_session
 from pybnorm.check.run.worker import DiedError, TimeLimitError, Worker
 
 CASE = Problem.parse("train,spatial,f32,nchw,8x3x4x4")

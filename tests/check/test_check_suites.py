@@ -179,7 +179,7 @@ def test_the_bugs_suite_is_for_a_laptop_and_the_big_one_has_the_sizes_reported()
 
 
 def test_every_known_defect_is_a_case_of_the_bugs_suite():
-    from pybnorm.check.judging.known_defects import DEFECTS
+    from pybnorm.defects import DEFECTS
 
     bugs = {*load_suite("bugs"), *(p for p in load_suite("bugs-big") if math.prod(p.dims) > 200_000)}
     assert not {d.id for d in DEFECTS if Problem.parse(d.case) not in bugs}

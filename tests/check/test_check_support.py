@@ -15,7 +15,8 @@ from pybnorm.check.judging.bounds import Status
 from pybnorm.check.language.lines import expand, load_suite
 from pybnorm.check.language.problem import Problem
 from pybnorm.check.run import executors, support
-from pybnorm.check.run.runner import BackendInfo, Session, open_session, run_line
+from pybnorm.check.run.runner import BackendInfo, Session, run_line
+from pybnorm.check.run.session import open_session
 
 FILES = sorted((Path(support.__file__).parent / "support").glob("*.json"))
 AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")

@@ -11,10 +11,11 @@ from tables import table
 
 from pybnorm import _arguments
 from pybnorm.check.language import benchdnn_lines
+from pybnorm.check.language.benchdnn_lines import read_benchdnn
 from pybnorm.check.language.lines import load_suite
 from pybnorm.check.language.problem import Problem
 from pybnorm.check.language.vendor_lines import benchdnn, miopen_driver
-from pybnorm.check.language.vendor_lines_read import read, read_all, read_benchdnn, read_miopen_driver
+from pybnorm.check.language.vendor_lines_read import read, read_all, read_miopen_driver
 from pybnorm.cli import main
 from pybnorm.enums import DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError

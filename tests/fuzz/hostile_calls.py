@@ -103,7 +103,7 @@ class World:
         self.param_desc = pybnorm.TensorDescriptor("onednn", "f32", (1, CHANNELS, 1, 1))
 
     def session(self) -> Any:
-        from pybnorm.check.run.runner import open_session
+        from pybnorm.check.run.session import open_session
 
         if self.opened is None:
             self.opened = open_session("onednn")

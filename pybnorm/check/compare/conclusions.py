@@ -10,8 +10,6 @@ from pybnorm.check.compare.comparison import REFERENCE, CasePair, Change, Compar
 from pybnorm.check.judging.bounds import Status
 from pybnorm.check.judging.results import cases_text, version_text
 
-__all__ = ["Found", "found"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Found:

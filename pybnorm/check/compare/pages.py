@@ -17,8 +17,6 @@ from pybnorm.check.report.page_data import Block, Column
 from pybnorm.check.report.plots import operation
 from pybnorm.check.run.environment import machine
 
-__all__ = ["write_comparison", "write_versions"]
-
 
 def write_comparison(target: str | os.PathLike[str] | IO[str], comparison: compare.Comparison) -> None:
     """Write the page of a comparison.

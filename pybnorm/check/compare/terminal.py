@@ -29,8 +29,6 @@ from pybnorm.check.compare.comparison import (
 )
 from pybnorm.check.judging.results import cases_text, ratio_text, version_text
 
-__all__ = ["print_comparison"]
-
 STYLES = {
     Outcome.REFUSED: "cyan",
     Outcome.AGREE: "green",

@@ -16,20 +16,6 @@ from pybnorm.check.language.lines import load_suite, packaged_suites
 from pybnorm.check.run import archive
 from pybnorm.errors import ArgumentError
 
-__all__ = [
-    "SCHEMA",
-    "Line",
-    "Matrix",
-    "Share",
-    "Version",
-    "document",
-    "markdown",
-    "matrix",
-    "read",
-    "sentences",
-    "worst",
-]
-
 SCHEMA = "pybnorm.versions/1"
 _RIGHT = tuple(status for status in Status if status.good)
 _COLUMNS = (Status.PASS, Status.WARN, Status.CHAIN, Status.UNSUPPORTED)

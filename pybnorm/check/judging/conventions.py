@@ -29,19 +29,6 @@ from pybnorm.check.language.problem import DATA_OUTPUTS
 from pybnorm.enums import Mode, Operation
 from pybnorm.reference.namespaces import on_host
 
-__all__ = [
-    "Convention",
-    "Evidence",
-    "Given",
-    "Made",
-    "alike",
-    "candidates",
-    "convention_of",
-    "fitted_epsilon",
-    "fitted_factor",
-    "given_of",
-]
-
 Array = npt.NDArray[Any]
 
 NEEDED = 16.0

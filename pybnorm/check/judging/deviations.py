@@ -25,8 +25,6 @@ from pybnorm.reference.blocks import reduce_in_threads
 if TYPE_CHECKING:
     from pybnorm.check.judging.bounds import Expected
 
-__all__ = ["Rows", "measured", "own_moments"]
-
 Array = npt.NDArray[Any]
 CHANNELS = 256
 """Channels looked at of a tensor that has more."""

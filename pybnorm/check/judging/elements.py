@@ -29,8 +29,6 @@ from pybnorm.check.judging.bounds.where import levels
 from pybnorm.enums import Operation
 from pybnorm.reference.blocks import reduce_in_threads
 
-__all__ = ["apart", "apart_levels", "asked"]
-
 Array = npt.NDArray[Any]
 SHORTEST = 64
 """Terms of a sum from which the rule says more than the bound of an element."""

@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from pybnorm.check.judging.bounds import Status, Verdict
 from pybnorm.check.language.data import sums_are_exact
 from pybnorm.check.language.problem import Problem
-from pybnorm.defects import DEFECTS, Defect, Effect, known_defects, named
-
-__all__ = ["DEFECTS", "STATUSES", "Defect", "covers", "explain", "makes", "named"]
+from pybnorm.defects import Defect, Effect, known_defects
 
 STATUSES = {Effect.WRONG: Status.FAIL, Effect.FAILS: Status.BUILD_FAILED, Effect.WEAK: Status.WARN}
 """What a defect's effect makes of a case."""

@@ -14,8 +14,6 @@ from pybnorm.check.language.data import Inputs
 from pybnorm.check.language.lines import load_suite
 from pybnorm.check.language.problem import FILE, Problem
 
-__all__ = ["SUITES", "blind_inputs"]
-
 SUITES = ("smoke", "standard")
 """The smallest first: a run of it reads no other."""
 _HOW = frozenset(

@@ -21,44 +21,6 @@ from pybnorm._text import one_line
 from pybnorm.check.judging.bounds import Point, Status, Verdict
 from pybnorm.check.language.problem import DATA_TYPES, LAYOUTS, MODES
 
-__all__ = [
-    "OUTPUTS",
-    "SCHEMA",
-    "BackendInfo",
-    "CaseResult",
-    "LostNode",
-    "allow_known",
-    "backend_from_json",
-    "badness",
-    "by_label",
-    "cell_text",
-    "decisive",
-    "exit_status",
-    "groups",
-    "host_digest",
-    "html_table",
-    "is_implementation",
-    "json_parts",
-    "label",
-    "labels",
-    "library_text",
-    "lost_from_json",
-    "lost_text",
-    "not_run",
-    "place",
-    "plain",
-    "ratio_text",
-    "repro",
-    "result_from_json",
-    "size_text",
-    "to_json",
-    "verdict_text",
-    "version_text",
-    "without_codes",
-    "worst_verdict",
-    "worst_verdicts",
-]
-
 SCHEMA = "pybnorm.check/1"
 """Name of the JSON document of a run; ``pybnorm/check/schema.json`` describes it."""
 OUTPUTS = {

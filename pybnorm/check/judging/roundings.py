@@ -37,8 +37,6 @@ from pybnorm.reference.namespaces import on_host
 if TYPE_CHECKING:
     from pybnorm.check.judging.bounds import Expected
 
-__all__ = ["EXPLAINED", "LEVEL", "REACH", "Beyond", "beyond", "factors"]
-
 Array = npt.NDArray[Any]
 
 LEVEL = 1e-12

@@ -20,8 +20,6 @@ from pybnorm.check.language.problem import Problem
 from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["ARRAYS", "NUMBERS", "Fit", "read_call", "which_convention"]
-
 Array = npt.NDArray[Any]
 
 RESULTS = {

@@ -38,8 +38,6 @@ from pybnorm.check.judging.conventions import Convention, convention_of
 from pybnorm.check.judging.elements import apart, apart_levels, asked
 from pybnorm.check.judging.roundings import LEVEL, beyond, factors
 
-__all__ = ["Record", "counted", "judge_call", "scatter_of"]
-
 Array = npt.NDArray[Any]
 
 

@@ -12,8 +12,6 @@ from pybnorm import reference
 from pybnorm.check.language.problem import Problem
 from pybnorm.enums import Activation, Mode
 
-__all__ = ["activate", "before", "inside", "limits", "passes", "passing", "store"]
-
 Array = npt.NDArray[Any]
 
 

@@ -21,8 +21,6 @@ from pybnorm.check.language.lines import CASES_MAX
 from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
 
-__all__ = ["read_benchdnn", "read_benchdnn_lines"]
-
 TOOL = "benchdnn"
 _TAGS = {
     **dict.fromkeys(("abx", "ab", "abc", "abcd", "abcde", "nc", "ncw", "nchw", "ncdhw"), Layout.CHANNELS_FIRST),

@@ -8,25 +8,6 @@ from pybnorm import _core
 from pybnorm.check.language.problem import Problem
 from pybnorm.enums import Activation, Mode, Operation
 
-__all__ = [
-    "COMPOSED",
-    "EVERY",
-    "METHODS",
-    "OPTIONS",
-    "STATED",
-    "TENSORS",
-    "Tensor",
-    "activation_options",
-    "around",
-    "axis",
-    "method",
-    "options",
-    "outputs",
-    "overwritten",
-    "tensors",
-    "workspace_options",
-]
-
 METHODS = {
     Operation.FORWARD_TRAINING: "forward_training",
     Operation.FORWARD_INFERENCE: "forward_inference",

@@ -10,8 +10,6 @@ import numpy as np
 from pybnorm.check.language.problem import Problem
 from pybnorm.errors import ArgumentError
 
-__all__ = ["MOST", "drawn_cases", "read_shapes"]
-
 MOST = 10_000
 """Cases of one word."""
 _LARGEST = 1 << 17

@@ -12,8 +12,6 @@ from pybnorm.check.language.problem import Problem
 from pybnorm.enums import Operation
 from pybnorm.errors import ArgumentError
 
-__all__ = ["Read", "Several", "is_program", "made", "whole", "words"]
-
 
 class Read(NamedTuple):
     """A problem, and in what it is not what the tool would run."""

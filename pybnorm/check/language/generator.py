@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from pybnorm.reference.namespaces import Foreign, Namespace
 
-__all__ = ["CHUNK", "normal", "splitmix64", "uniform"]
-
 Array = npt.NDArray[Any]
 
 CHUNK = 1 << 15

@@ -14,8 +14,6 @@ from pybnorm._text import reason
 from pybnorm.check.language.problem import Problem
 from pybnorm.errors import ArgumentError
 
-__all__ = ["CASES_MAX", "expand", "load_suite", "packaged_suites", "read_suite", "select"]
-
 CASES_MAX = 200_000
 """Problems of a run: as many are read in seconds and kept in some hundred megabytes."""
 INCLUDES_MAX = 20

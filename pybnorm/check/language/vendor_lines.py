@@ -23,8 +23,6 @@ from pybnorm.check.language.problem import Problem, checked
 from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
 
-__all__ = ["benchdnn", "cudnn_call", "miopen_driver", "of_case", "vendor_lines"]
-
 _MIOPEN_NAMES = {DataType.FLOAT32: "bnorm", DataType.FLOAT16: "bnormfp16", DataType.BFLOAT16: "bnormbfp16"}
 _CUDNN_MODES = {
     Mode.SPATIAL: "CUDNN_BATCHNORM_SPATIAL",

@@ -11,13 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pybnorm import _arguments
-from pybnorm.check.language.benchdnn_lines import read_benchdnn, read_benchdnn_lines
+from pybnorm.check.language.benchdnn_lines import read_benchdnn_lines
 from pybnorm.check.language.foreign_lines import Read, Several, is_program, made, whole, words
 from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
-
-__all__ = ["TOOLS", "Read", "Several", "read", "read_all", "read_benchdnn", "read_miopen_driver"]
-
 
 _NAMES = {
     **{"bnorm": DataType.FLOAT32, "bnormfp16": DataType.FLOAT16, "bnormbfp16": DataType.BFLOAT16},

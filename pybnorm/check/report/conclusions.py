@@ -20,8 +20,6 @@ from pybnorm.check.judging.results import (
 )
 from pybnorm.check.run.support import NEWLY_UNSUPPORTED
 
-__all__ = ["Conclusion", "conclusions"]
-
 _SAID: dict[Status | str, str] = {
     Status.FAIL: "are wrong",
     NEWLY_UNSUPPORTED: "are newly refused",

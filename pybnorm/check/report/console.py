@@ -11,8 +11,6 @@ from rich.text import Span, Text
 
 from pybnorm._text import visible
 
-__all__ = ["Console"]
-
 
 class Console(rich.console.Console):
     """rich's, of which neither a string nor a `Text` can move the cursor, change colours or use rich's markup.

@@ -20,8 +20,6 @@ from pybnorm.check.run import runner
 from pybnorm.check.run.guarded import execute
 from pybnorm.check.run.session import Session
 
-__all__ = ["SCHEMA", "Explanation", "Held", "Shown", "explain", "explain_line", "lines"]
-
 Array = npt.NDArray[Any]
 SCHEMA = "pybnorm.explain/1"
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
 from pybnorm._text import write_visible
-from pybnorm.check.judging import known_defects
 from pybnorm.check.judging.bounds import Status, Verdict
 from pybnorm.check.judging.results import (
     OUTPUTS,
@@ -43,10 +42,8 @@ from pybnorm.check.report.page_data import Block, Column
 from pybnorm.check.report.patterns import causes
 from pybnorm.check.report.plots import operation
 from pybnorm.check.run.support import NEWLY_UNSUPPORTED
-from pybnorm.defects import unrecorded
+from pybnorm.defects import DEFECTS, unrecorded
 from pybnorm.errors import ArgumentError
-
-__all__ = ["DETAILS", "LISTED", "ROWS", "UNJUDGED", "render", "require", "write"]
 
 DETAILS = 100
 """Cases of which a page has the points; a page of thousands of failures would not open."""
@@ -313,7 +310,7 @@ def _group_cell(results: Sequence[CaseResult]) -> dict[str, Any]:
 def _defects(results: Iterable[CaseResult]) -> list[dict[str, Any]]:
     """Each known defect that explains a result, with what is recorded about it."""
     counts = Counter(word for r in results for word in re.split(r",\s*", r.known) if word)
-    recorded = {defect.id: defect for defect in known_defects.DEFECTS}
+    recorded = {defect.id: defect for defect in DEFECTS}
     rows = []
     for word, count in counts.most_common():
         defect = recorded.get(word)

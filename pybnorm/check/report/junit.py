@@ -26,8 +26,6 @@ from pybnorm.check.judging.results import (
     version_text,
 )
 
-__all__ = ["write"]
-
 _ELEMENTS = {
     Status.UNSUPPORTED: "skipped",
     Status.INCONCLUSIVE: "failure",

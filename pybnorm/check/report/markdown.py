@@ -26,8 +26,6 @@ from pybnorm.check.judging.results import (
 from pybnorm.check.report.conclusions import conclusions
 from pybnorm.defects import unrecorded
 
-__all__ = ["FAILURES", "ci_annotations", "write"]
-
 FAILURES = 20
 """Cases that are listed with their commands."""
 _ANNOTATIONS = 10

@@ -13,8 +13,6 @@ import numpy as np
 from pybnorm._text import visible
 from pybnorm.check.judging.results import ratio_text
 
-__all__ = ["Block", "Column", "data", "script"]
-
 Block = tuple[Any, ...]
 """Of a row's details: ("p", text), ("pre", text) or ("table", caption, titles, rows of texts) or ("picture",
 caption, rows of `pybnorm.check.judging.bounds.Verdict.picture`)."""

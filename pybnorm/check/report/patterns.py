@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from pybnorm.check.judging.bounds import Status
 from pybnorm.check.judging.results import OUTPUTS, CaseResult, by_label
 
-__all__ = ["Cause", "causes"]
-
 WORDS = 3
 """Words that a cause may have."""
 MOST = 8

@@ -13,8 +13,6 @@ import numpy as np
 from pybnorm.check.judging.bounds import Status
 from pybnorm.check.judging.results import OUTPUTS, CaseResult, cases_text, place
 
-__all__ = ["CEILING", "COLOURS", "INK", "Point", "heat_map", "operation", "strips"]
-
 COLOURS = {
     "PASS": "#278550",
     "WARN": "#9a6c00",

@@ -36,17 +36,6 @@ from pybnorm.check.language import vendor_lines
 from pybnorm.check.report.conclusions import conclusions
 from pybnorm.check.run.support import NEWLY_UNSUPPORTED, NO_LONGER_REPEATABLE
 
-__all__ = [
-    "WIDTH",
-    "print_attempts",
-    "print_backends",
-    "print_conclusions",
-    "print_details",
-    "print_results",
-    "print_totals",
-    "shown",
-]
-
 STYLES = {
     Status.PASS: "green",
     Status.WARN: "yellow",

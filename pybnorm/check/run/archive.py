@@ -55,8 +55,6 @@ from pybnorm.check.run import environment
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError
 
-__all__ = ["Journal", "digest", "output_digests", "read_outputs", "read_run", "settings", "write_outputs", "write_run"]
-
 Array = npt.NDArray[Any]
 
 DOCUMENT = "run.json"

@@ -21,8 +21,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["PREFIX", "Kernels"]
-
 PREFIX = "aten:"
 _FORWARD = (
     *("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm"),

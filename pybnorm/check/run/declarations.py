@@ -10,8 +10,6 @@ from pybnorm.check.language import calls
 from pybnorm.check.language.problem import DATA_TYPES, LAYOUTS, MODES, Problem
 from pybnorm.errors import ArgumentError
 
-__all__ = ["Declarations"]
-
 DERIVED = "derived"
 _SAVED = ("inverse standard deviation", "variance")
 _OUTPUTS = tuple(

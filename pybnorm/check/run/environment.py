@@ -14,10 +14,7 @@ from typing import Any
 import numpy as np
 
 from pybnorm import __version__, _core
-from pybnorm._find import file_digest
 from pybnorm.check.judging.results import host_digest, is_implementation
-
-__all__ = ["VISIBLE", "cpu_flags", "cpuinfo", "file_digest", "machine", "variables", "visible"]
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Which devices a process sees. They differ from process to process and change no library's results."""

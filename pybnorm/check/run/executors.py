@@ -52,24 +52,8 @@ from pybnorm.check.run.session import (
     open_session,
     override,
 )
-from pybnorm.check.run.worker import TIMEOUT_MAX, TimeLimitError, Worker, check_timeout, failed
+from pybnorm.check.run.worker import TimeLimitError, Worker, failed
 from pybnorm.errors import ArgumentError
-
-__all__ = [
-    "CONNECT",
-    "NAMES",
-    "TIMEOUT",
-    "TIMEOUT_MAX",
-    "Farm",
-    "Pool",
-    "check_timeout",
-    "described",
-    "environments",
-    "isolated",
-    "opened",
-    "run_cases",
-    "settled",
-]
 
 NAMES = ("pool", "process", "dask")
 TIMEOUT = 300.0

@@ -27,8 +27,6 @@ from pybnorm._arrays import CPU, Buffer
 from pybnorm.devices.cpu import Allocation
 from pybnorm.enums import DataType
 
-__all__ = ["Fence", "reason", "watched"]
-
 Array = npt.NDArray[Any]
 
 _WIDTH = 16 * mmap.PAGESIZE

@@ -40,8 +40,6 @@ from pybnorm.enums import DataType
 from pybnorm.reference.namespaces import Foreign, Namespace
 from pybnorm.reference.threads import LARGE, in_threads
 
-__all__ = ["GUARD", "Observed", "execute", "same_bits"]
-
 Array = npt.NDArray[Any]
 
 PATTERN = 0xA7

@@ -21,8 +21,6 @@ from pybnorm.errors import ArgumentError, LibraryNotFoundError
 from pybnorm.reference import namespaces
 from pybnorm.reference.namespaces import Namespace
 
-__all__ = ["LEAST", "VARIABLE", "check", "chosen", "instead", "reason"]
-
 VARIABLE = "PYBNORM_JUDGE"
 """Names the judge: numpy, cupy or torch. Not set: by the problem and the device."""
 LEAST = 1 << 20

@@ -30,8 +30,6 @@ from pybnorm.check.run.implementations import Implementation
 from pybnorm.check.run.session import Session
 from pybnorm.errors import ArgumentError
 
-__all__ = ["Neighbour", "neighbour_of"]
-
 Array = npt.NDArray[Any]
 _FEWEST = 4
 """Calls on the second thread: results may lie in a few buffers in turn."""

@@ -32,8 +32,6 @@ from pybnorm.check.judging.results import CaseResult, LostNode
 from pybnorm.check.run.environment import visible
 from pybnorm.check.run.worker import DiedError, TimeLimitError
 
-__all__ = ["DaskNodes", "Dealer", "Greeting", "LostNode", "Node", "NotRunError", "greet", "greeted"]
-
 LIVES = 3
 """Nodes that may fail with a case before it is given up."""
 GRACE = 30.0

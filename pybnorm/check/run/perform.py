@@ -17,8 +17,6 @@ from pybnorm.enums import Capability, Operation
 from pybnorm.operations import activated
 from pybnorm.operations.preparation import prepare
 
-__all__ = ["make"]
-
 
 def make(session: Session, problem: Problem, buffers: Mapping[str, Any], workspace: Any) -> None:
     """Make the call of `problem` on tensors by name.

@@ -18,8 +18,6 @@ from pybnorm.check.language.problem import Problem
 from pybnorm.check.run.implementations import CallError
 from pybnorm.check.run.session import Session
 
-__all__ = ["Threads", "synchronized"]
-
 Array = npt.NDArray[Any]
 TIMEOUT = 120.0
 """Seconds that a rank waits for the others."""

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from pybnorm import _arguments, _core, errors
 from pybnorm._arrays import CPU
+from pybnorm._find import file_digest
 from pybnorm._text import reason
 from pybnorm.check.judging.bounds import Status, expect, judge
 from pybnorm.check.judging.packaged import blind_inputs
@@ -31,38 +32,17 @@ from pybnorm.check.judging.whole_call import judge_call
 from pybnorm.check.language.data import Inputs, generate
 from pybnorm.check.language.problem import Problem, checked
 from pybnorm.check.run import archive, fence, judge_devices, support
-from pybnorm.check.run.environment import file_digest, visible
-from pybnorm.check.run.guarded import Observed, execute, same_bits
+from pybnorm.check.run.environment import visible
+from pybnorm.check.run.guarded import execute, same_bits
 from pybnorm.check.run.implementations import CallError
 from pybnorm.check.run.neighbours import Neighbour
 from pybnorm.check.run.session import (
     Session,
     capability_words,
     describe,
-    device_type,
-    identified,
-    open_session,
 )
 from pybnorm.diagnostics import vendor_stderr
 from pybnorm.reference.namespaces import Namespace, on_host
-
-__all__ = [
-    "BackendInfo",
-    "CaseResult",
-    "Observed",
-    "Session",
-    "capability_words",
-    "classify",
-    "describe",
-    "device_type",
-    "execute",
-    "identified",
-    "open_session",
-    "opened",
-    "run_case",
-    "run_line",
-    "run_recorded",
-]
 
 Array = npt.NDArray[Any]
 

@@ -11,24 +11,14 @@ from typing import Any
 
 from pybnorm import _core, devices, errors
 from pybnorm._arrays import CPU, Buffer
+from pybnorm._find import file_digest
 from pybnorm.check.judging.results import BackendInfo, is_implementation
 from pybnorm.check.language.calls import METHODS, STATED, activation_options, options, workspace_options
 from pybnorm.check.language.calls import tensors as tensors_of
 from pybnorm.check.language.problem import Problem
 from pybnorm.check.run import implementations
-from pybnorm.check.run.environment import cpu_flags, file_digest, variables
+from pybnorm.check.run.environment import cpu_flags, variables
 from pybnorm.enums import Capability
-
-__all__ = [
-    "Session",
-    "capability_words",
-    "describe",
-    "device_type",
-    "identified",
-    "label_of",
-    "open_session",
-    "override",
-]
 
 
 @dataclasses.dataclass

@@ -46,25 +46,6 @@ from pybnorm.check.language.problem import MODES, Problem
 from pybnorm.enums import Layout
 from pybnorm.errors import ArgumentError
 
-__all__ = [
-    "CLAIMED",
-    "LOST",
-    "NEWLY_UNSUPPORTED",
-    "NOT_CLAIMED",
-    "NO_LONGER_REPEATABLE",
-    "VARIABLE",
-    "check",
-    "claimed",
-    "of_run",
-    "read",
-    "record_of",
-    "recorded",
-    "records",
-    "repeatable",
-    "run_of",
-    "with_record",
-]
-
 CLAIMED = "claimed"
 NOT_CLAIMED = "not claimed"
 NEWLY_UNSUPPORTED = "newly unsupported"

@@ -19,8 +19,6 @@ from pybnorm.check.run.archive import Journal
 from pybnorm.check.run.runner import NOT_KEPT
 from pybnorm.errors import ArgumentError
 
-__all__ = ["WholeRun"]
-
 
 class _NotSavedError(Exception):
     """The folder of --save cannot be written."""

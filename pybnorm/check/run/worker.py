@@ -28,8 +28,6 @@ from pybnorm.check.run.runner import run_line
 from pybnorm.check.run.session import Session, describe, open_session
 from pybnorm.errors import ArgumentError
 
-__all__ = ["TIMEOUT_MAX", "DiedError", "TimeLimitError", "Worker", "answered", "check_timeout", "failed", "serve"]
-
 _START = "import sys; sys.path[:] = {path!r}; from pybnorm.check.run.worker import serve; serve({calls}, {lifeline})"
 TIMEOUT_MAX = 1e6
 """The most seconds: eleven days; a wait for a pipe takes no more than 24."""

@@ -16,10 +16,9 @@ from typing import Any
 from pybnorm.check.judging.bounds import Expected, Status, expect, judge
 from pybnorm.check.language.data import Inputs, generate
 from pybnorm.check.language.problem import Problem
-from pybnorm.check.run.runner import Session, execute
+from pybnorm.check.run.guarded import execute
+from pybnorm.check.run.session import Session
 from pybnorm.check.selftest.simulated import session
-
-__all__ = ["CORRECT", "FILLS", "REQUIRED", "SETTINGS", "Found", "Report", "Row", "render", "run"]
 
 DTYPES = ("f32", "f16", "bf16")
 SHAPES = {12544: "16x4x28x28", 100352: "32x4x56x56"}

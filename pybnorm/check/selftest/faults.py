@@ -23,29 +23,6 @@ from pybnorm.check.run.runner import run_case
 from pybnorm.check.run.session import Session
 from pybnorm.check.selftest.simulated import Kernels, array_of
 
-__all__ = [
-    "FAULTS",
-    "GAPS",
-    "UNSEEN",
-    "Call",
-    "Change",
-    "Fault",
-    "Faulty",
-    "Seen",
-    "aligned",
-    "changes",
-    "changes_input",
-    "not_written",
-    "other_order",
-    "reads",
-    "reads_gap",
-    "render",
-    "run",
-    "second_call",
-    "shares",
-    "writes",
-]
-
 Array = npt.NDArray[Any]
 Call = Callable[[], None]
 Change = Callable[[dict[str, Buffer], Call, int], None]

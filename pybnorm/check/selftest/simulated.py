@@ -16,10 +16,8 @@ import numpy.typing as npt
 from pybnorm import _arguments, devices
 from pybnorm._arrays import Buffer, Memory
 from pybnorm.check.language.data import numpy_dtype
-from pybnorm.check.run.runner import Session
+from pybnorm.check.run.session import Session
 from pybnorm.enums import DataType, Mode
-
-__all__ = ["BUGS", "STYLES", "Kernels", "array_of", "session"]
 
 Array = npt.NDArray[Any]
 _Part: TypeAlias = tuple[Array, Array, int]  # mean, sum of squared deviations, count

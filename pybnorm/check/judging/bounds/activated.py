@@ -35,8 +35,6 @@ from pybnorm.check.language import activations
 from pybnorm.check.language.data import round_to
 from pybnorm.enums import Operation
 
-__all__ = ["Activated"]
-
 
 class Activated(Expected):
     """The right outputs of a problem with an activation."""

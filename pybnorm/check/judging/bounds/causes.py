@@ -15,16 +15,6 @@ from pybnorm.check.language.data import round_to
 from pybnorm.enums import DataType
 from pybnorm.reference.namespaces import on_host
 
-__all__ = [
-    "TRUNCATED",
-    "UNBIASED",
-    "bessel_convention",
-    "is_truncated",
-    "normalized_by_unbiased",
-    "truncate",
-]
-
-
 Array = npt.NDArray[Any]
 TRUNCATED = "16-bit results are truncated, not rounded: up to 2x the bound"
 """Note of a FAIL that a store which truncates explains."""

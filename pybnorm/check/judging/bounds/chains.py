@@ -25,8 +25,6 @@ from pybnorm.check.language.problem import DATA_OUTPUTS
 from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.reference.namespaces import on_host
 
-__all__ = ["LARGEST", "chain_length"]
-
 Array = npt.NDArray[Any]
 LARGEST = 1 << 26
 """Elements of x of which chains are made; a larger case has none."""

@@ -12,8 +12,6 @@ from pybnorm.check.language.data import sums_are_exact
 from pybnorm.check.language.problem import Problem
 from pybnorm.enums import DataType
 
-__all__ = ["BLOCK", "LONG", "Precision", "Tier", "depth", "precision", "tiers"]
-
 BLOCK = 64
 """Terms that a sum may add in one chain before it is pairwise, and is never further off than its class."""
 

@@ -59,8 +59,6 @@ from pybnorm.check.judging.bounds.formulas import (
 from pybnorm.check.language.data import Inputs
 from pybnorm.check.language.problem import Problem
 
-__all__ = ["BackwardElemt", "BackwardReduce", "Frozen", "GatherStats", "SyncBackward", "SyncTraining", "TrainingGrad"]
-
 
 class TrainingGrad(Expected):
     """Backward from the batch's mean and variance."""

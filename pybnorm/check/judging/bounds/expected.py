@@ -34,8 +34,6 @@ from pybnorm.reference.blocks import reduce_in_threads, share_of_blocks
 from pybnorm.reference.namespaces import Foreign, beside
 from pybnorm.reference.threads import LARGE, threads
 
-__all__ = ["Expected", "Part", "decided"]
-
 Array = npt.NDArray[Any]
 
 

@@ -10,24 +10,6 @@ import numpy.typing as npt
 
 from pybnorm.check.judging.bounds.classes import Tier
 
-__all__ = [
-    "Deviations",
-    "Moments",
-    "backward_error",
-    "backward_weights",
-    "blended",
-    "combined",
-    "deviations",
-    "forward_error",
-    "forward_weights",
-    "given",
-    "gradient",
-    "in_range",
-    "inverse_deviation",
-    "normalized",
-    "stored",
-]
-
 Array = npt.NDArray[Any]
 
 

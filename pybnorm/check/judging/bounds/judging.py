@@ -28,8 +28,6 @@ from pybnorm.errors import ArgumentError
 from pybnorm.reference.namespaces import Foreign
 from pybnorm.reference.rounding import _data_type
 
-__all__ = ["judge", "judge_by"]
-
 Array = npt.NDArray[Any]
 
 

@@ -16,8 +16,6 @@ from pybnorm.check.judging.bounds.expected import Expected
 from pybnorm.check.language.data import Inputs
 from pybnorm.check.language.problem import Problem, checked
 
-__all__ = ["expect"]
-
 _KINDS = (
     Expected,
     Activated,

@@ -47,8 +47,6 @@ from pybnorm.check.judging.bounds.expected import Expected, Part
 from pybnorm.check.language.problem import DATA_OUTPUTS
 from pybnorm.enums import Operation
 
-__all__ = ["Finding", "Findings", "find"]
-
 Array = npt.NDArray[Any]
 _SIGNED = ("saved_mean", "running_mean", "dbias")
 """Outputs whose infinity has the definition's sign in every formula; y of inference too."""

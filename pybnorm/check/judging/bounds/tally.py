@@ -18,8 +18,6 @@ from pybnorm.enums import DataType
 from pybnorm.reference.namespaces import Foreign
 from pybnorm.reference.threads import in_threads
 
-__all__ = ["Held", "Tally", "compare", "held"]
-
 Array = npt.NDArray[Any]
 
 

@@ -13,8 +13,6 @@ import numpy.typing as npt
 from pybnorm.check.judging.bounds.classes import Tier
 from pybnorm.check.judging.bounds.expected import Expected
 
-__all__ = ["Term", "terms"]
-
 Array = npt.NDArray[Any]
 
 

@@ -19,8 +19,6 @@ from pybnorm.check.language.problem import Problem
 from pybnorm.enums import Mode, Operation
 from pybnorm.reference.namespaces import Foreign
 
-__all__ = ["untrusted"]
-
 Array = npt.NDArray[Any]
 
 

@@ -6,8 +6,6 @@ import dataclasses
 import enum
 import math
 
-__all__ = ["WORST_POINTS", "Point", "Status", "Verdict"]
-
 WORST_POINTS = 10
 
 

@@ -30,8 +30,6 @@ from pybnorm.check.judging.bounds.verdict import Verdict
 from pybnorm.check.language.problem import DATA_OUTPUTS
 from pybnorm.reference.namespaces import on_host
 
-__all__ = ["LEVELS", "Where", "levels", "put", "within"]
-
 Array = npt.NDArray[Any]
 Place = tuple[tuple[slice, ...], Array]
 """A block, and which of its elements."""
