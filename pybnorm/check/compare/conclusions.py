@@ -21,12 +21,7 @@ class Found:
 
 
 def found(comparison: Comparison) -> list[Found]:
-    """The sentences: lost cases and libraries that stand alone first, then each pair, those with differences first.
-
-    Parameters
-    ----------
-    comparison : Comparison
-    """
+    """The sentences: lost cases and libraries that stand alone first, then each pair, those with differences first."""
     names = _names(comparison)
     said = [Found(f"{lost_text(item)}.", False) for item in comparison.lost]
     cases: dict[tuple[str, bool], set[str]] = {}

@@ -19,20 +19,7 @@ from pybnorm.check.run.environment import machine
 
 
 def write_comparison(target: str | os.PathLike[str] | IO[str], comparison: compare.Comparison) -> None:
-    """Write the page of a comparison.
-
-    Parameters
-    ----------
-    target : path or text stream
-    comparison : Comparison
-
-    Raises
-    ------
-    ArgumentError
-        matplotlib or jinja2 is not installed.
-    OSError
-        It cannot be written.
-    """
+    """Write the page of a comparison."""
     require()
     cases = comparison.cases
     bad = sorted((c for c in cases if not c.outcome.good), key=lambda c: (c.allowed, -c.outcome.severity))
@@ -115,20 +102,7 @@ def _difference(case: compare.CasePair) -> list[Block]:
 
 
 def write_versions(target: str | os.PathLike[str] | IO[str], found: versions.Matrix) -> None:
-    """Write the page of versions side by side.
-
-    Parameters
-    ----------
-    target : path or text stream
-    found : Matrix
-
-    Raises
-    ------
-    ArgumentError
-        matplotlib or jinja2 is not installed.
-    OSError
-        It cannot be written.
-    """
+    """Write the page of versions side by side."""
     require()
     lines, statuses = found.lines, [s.value for s in Status]
     columns = [Column("case", "case", [line.case for line in lines])]

@@ -87,10 +87,7 @@ class Matrix:
 def read(paths: Sequence[str | os.PathLike[str]]) -> list[Version]:
     """The runs at `paths`, folders of ``check --save`` or files of ``check --json``, each of one library.
 
-    Raises
-    ------
-    ArgumentError
-        One is neither, or has several libraries, or another than the first.
+    Raises ArgumentError: one is neither, or has several libraries, or another than the first.
     """
     versions: list[Version] = []
     backends: list[str] = []
@@ -111,12 +108,8 @@ def read(paths: Sequence[str | os.PathLike[str]]) -> list[Version]:
 def matrix(versions: Sequence[Version], without: str = "") -> Matrix:
     """The changes from version to version, the oldest first.
 
-    Parameters
-    ----------
-    versions : sequence of Version
-    without : str, optional
-        Cases whose message has this text in one of the runs are left out: those that need a part of the library that
-        was not there, say.
+    `without`: cases whose message has this text in one of the runs are left out: those that need a part of the library
+    that was not there, say.
     """
     every = sorted(set.intersection(*(set(v.results) for v in versions)))
     common = [c for c in every if not (without and any(without in v.results[c].message for v in versions))]

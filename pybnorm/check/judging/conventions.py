@@ -134,12 +134,8 @@ def convention_of(expected: Expected, output: str, got: Array) -> Convention | N
 class Evidence:
     """The results and the correct ones; conventions are weighed against both.
 
-    Parameters
-    ----------
-    got, right, allowed : ndarray
-        Shape (statistics, places): what came, what is correct, and how far off it may be.
-    rounding : float
-        That of what is stored, the least that an error is counted as.
+    `got`, `right` and `allowed`, of shape (statistics, places), are what came, what is correct, and how far off it may
+    be; `rounding` is that of what is stored, the least that an error is counted as.
     """
 
     def __init__(self, got: Array, right: Array, allowed: Array, rounding: float) -> None:

@@ -61,22 +61,8 @@ def explain(
 ) -> list[Defect]:
     """The known defects that together explain a case, or an empty list where something is left unexplained.
 
-    Parameters
-    ----------
-    backend : str
-    version : sequence of int
-        Of the library that ran.
-    problem : Problem
-    verdicts : sequence of Verdict
-        Of the case. Every output with the case's status needs an explanation.
-    status : Status
-        Of the case.
-    message : str
-        Of the case, where there are no verdicts because the call failed.
-    build : str
-        Of the library; "" where it is not known.
-    device : str
-        The name of the device that it ran on; "" where it is not known.
+    Every output with the case's status needs an explanation. `message` is that of a call that failed, without verdicts.
+    `build` of the library and the name of the `device` are "" where they are not known.
     """
     exact = sums_are_exact(problem)
     candidates = [

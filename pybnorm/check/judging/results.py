@@ -231,10 +231,7 @@ def result_from_json(data: Mapping[str, Any]) -> CaseResult:
     Fields that this version does not know are left out, and fields that are not there are at their default, so that
     runs of other versions can be compared.
 
-    Raises
-    ------
-    KeyError, TypeError, ValueError
-        `data` is no result.
+    Raises KeyError, TypeError, ValueError: `data` is no result.
     """
     own = _own(CaseResult, data)
     if data["case"].count(",") < 4:  # whatever options later versions have
@@ -264,13 +261,7 @@ _PLAIN = {"str": str, "int": int, "bool": bool}  # by a field's annotation, whic
 
 
 def backend_from_json(data: Mapping[str, Any]) -> BackendInfo:
-    """The description of a library that `to_json` wrote.
-
-    Raises
-    ------
-    KeyError, TypeError, ValueError
-        `data` is no description.
-    """
+    """The description of a library that `to_json` wrote."""
     own = _own(BackendInfo, data)
     own["version"] = tuple(int(n) for n in data.get("version", ()))
     if not all(0 <= n < 1 << 31 for n in own["version"]):
@@ -282,13 +273,7 @@ def backend_from_json(data: Mapping[str, Any]) -> BackendInfo:
 
 
 def lost_from_json(data: Mapping[str, Any]) -> LostNode:
-    """The lost node that `to_json` wrote.
-
-    Raises
-    ------
-    KeyError, TypeError, ValueError
-        `data` is none.
-    """
+    """The lost node that `to_json` wrote."""
     return LostNode(**_own(LostNode, data))
 
 

@@ -81,14 +81,7 @@ class Beyond:
 
 
 def beyond(expected: Expected, outputs: Mapping[str, Array]) -> Beyond:
-    """Outputs whose sums are off by more than roundings leave.
-
-    Parameters
-    ----------
-    expected : Expected
-    outputs : mapping of str to ndarray
-        What the library wrote.
-    """
+    """Outputs whose sums are off by more than roundings leave."""
     found = Beyond({}, {}, {}, {})
     problem = expected.problem
     if not _asked(problem):

@@ -61,13 +61,7 @@ def judge_call(expected: Expected, outputs: Mapping[str, Array], record: Record 
     (`pybnorm.check.judging.roundings`). What is wrong is held against the conventions of other software
     (`pybnorm.check.judging.conventions`).
 
-    Parameters
-    ----------
-    expected : Expected
-    outputs : mapping of str to ndarray
-        What the library wrote, as stored, in logical order; the keys are those of ``expected.outputs``.
-    record : Record, optional
-        Takes how it was judged.
+    `outputs`, by the keys of ``expected.outputs``, are as stored, in logical order. `record` takes how it was judged.
     """
     verdicts = {name: judge(expected, name, outputs[name]) for name in expected.outputs}
     _excuse(expected, outputs, verdicts, record or Record())

@@ -49,10 +49,8 @@ _LARGEST, _NESTED = 1 << 22, 8
 def read_benchdnn(line: str) -> Read:
     """The case of a ``benchdnn --bnorm`` line, with or without the program's name.
 
-    Raises
-    ------
-    ArgumentError
-        A word that is not understood, a call that the problem language does not have, or several cases.
+    Raises ArgumentError: a word that is not understood, a call that the problem language does not have, or several
+    cases.
     """
     several = read_benchdnn_lines(line)
     if len(several.found) > 1:
@@ -63,10 +61,8 @@ def read_benchdnn(line: str) -> Read:
 def read_benchdnn_lines(line: str) -> Several:
     """Every case of a ``benchdnn --bnorm`` line.
 
-    Raises
-    ------
-    ArgumentError
-        A word that is not understood, a file that cannot be read, or no problem that the problem language has.
+    Raises ArgumentError: a word that is not understood, a file that cannot be read, or no problem that the problem
+    language has.
     """
     commands = _Commands()
     given = words(line, TOOL, lambda word: word == "--bnorm" or is_program(word, TOOL))

@@ -22,10 +22,7 @@ _FILLS = ("exact", "randn", "randn", "paired", "sqrteps", "ramp", "relu")
 def read_shapes(word: str) -> tuple[int, int]:
     """COUNT and SEED of ``random:COUNT`` or ``random:COUNT:SEED``; a seed that is not there is drawn.
 
-    Raises
-    ------
-    ArgumentError
-        It is something else.
+    Raises ArgumentError: it is something else.
     """
     kind, _, rest = word.partition(":")
     count, _, seed = rest.partition(":")

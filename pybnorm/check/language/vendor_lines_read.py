@@ -52,10 +52,7 @@ _LAYOUTS = {
 def read_miopen_driver(line: str) -> Read:
     """The case of a ``MIOpenDriver bnorm...`` line, with or without the program's name.
 
-    Raises
-    ------
-    ArgumentError
-        A word that is not understood.
+    Raises ArgumentError: a word that is not understood.
     """
     tool = "MIOpenDriver"
     name, *options = words(line, tool, lambda word: is_program(word, tool)) or [""]
@@ -160,10 +157,7 @@ TOOLS: dict[str, Callable[[str], Several]] = {
 def read_all(tool: str, line: str) -> Several:
     """Every case of a line of one of `TOOLS`.
 
-    Raises
-    ------
-    ArgumentError
-        Another tool, or as for its reader.
+    Raises ArgumentError: another tool, or as for its reader.
     """
     tool = _arguments.text(tool, "tool").lower()
     if tool not in TOOLS:
@@ -174,10 +168,7 @@ def read_all(tool: str, line: str) -> Several:
 def read(tool: str, line: str) -> Read:
     """The one case of a line of one of `TOOLS`.
 
-    Raises
-    ------
-    ArgumentError
-        As `read_all`; or there are several.
+    Raises ArgumentError: as `read_all`; or there are several.
     """
     found = read_all(tool, line).found
     if len(found) > 1:

@@ -82,16 +82,7 @@ class Explanation:
 
 
 def explain(problem: Problem, expected: Expected, outputs: Mapping[str, Array]) -> Explanation:
-    """Say how `outputs` are judged.
-
-    Parameters
-    ----------
-    problem : Problem
-    expected : Expected
-        Of `problem` and the inputs of the call.
-    outputs : mapping of str to ndarray
-        What the library wrote.
-    """
+    """Say how `outputs` are judged."""
     record = Record()
     verdicts = judge_call(expected, outputs, record)
     return Explanation(
@@ -141,13 +132,7 @@ def _held(expected: Expected, output: str, got: Array, tier: Tier) -> Held:
 
 
 def explain_line(opener: Callable[[str], Session], backend: str, case: str) -> tuple[CaseResult, Explanation | None]:
-    """Run the problem of a line in this process, and say how it was judged; None if there was nothing to judge.
-
-    Raises
-    ------
-    Exception
-        What `opener` raised.
-    """
+    """Run the problem of a line in this process, and say how it was judged; None if there was nothing to judge."""
     result = runner.run_line(opener, backend, case)
     if not result.verdicts:
         return result, None

@@ -62,13 +62,7 @@ _TITLES = {name: title for own in OUTPUTS.values() for name, title in own.items(
 
 
 def require() -> None:
-    """Raise an error that names what to install if the page cannot be made.
-
-    Raises
-    ------
-    ArgumentError
-        matplotlib or jinja2 is not installed.
-    """
+    """Raise an ArgumentError that names what to install if the page cannot be made."""
     for name in ("jinja2", "matplotlib"):
         try:
             importlib.import_module(name)
@@ -86,27 +80,7 @@ def write(
     lost: Sequence[LostNode] = (),
     complete: bool = True,
 ) -> None:
-    """Write the page of a run.
-
-    Parameters
-    ----------
-    target : path or text stream
-    environment : dict
-        `pybnorm.check.run.environment.machine`.
-    backends : sequence of BackendInfo
-    results : sequence of CaseResult
-    lost : sequence of LostNode, optional
-        Nodes that were taken out.
-    complete : bool, optional
-        Every case was run.
-
-    Raises
-    ------
-    ArgumentError
-        matplotlib or jinja2 is not installed.
-    OSError
-        It cannot be written.
-    """
+    """Write the page of a run; `environment` is `pybnorm.check.run.environment.machine`, `lost` are nodes taken out."""
     require()
     # from here on `backend` names a library; the backend alone does if all nodes had the same one
     plainly = results

@@ -48,23 +48,7 @@ def write(
     results: Sequence[CaseResult],
     missing: Sequence[str] = (),
 ) -> None:
-    """Write the run.
-
-    Parameters
-    ----------
-    target : path or text stream
-    environment : dict
-        `pybnorm.check.run.environment.machine`.
-    backends : sequence of BackendInfo
-    results : sequence of CaseResult
-    missing : sequence of str, optional
-        Backends that had to run and could not.
-
-    Raises
-    ------
-    OSError
-        It cannot be written.
-    """
+    """Write the run; `environment` is `pybnorm.check.run.environment.machine`, `missing` had to run and could not."""
     root = ET.Element("testsuites", name="pybnorm check")
     known = {(info.backend, info.id) for info in backends}
     for info in backends:

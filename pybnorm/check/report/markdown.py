@@ -35,21 +35,7 @@ _ANNOTATIONS = 10
 def write(
     target: str | IO[str], backends: Sequence[BackendInfo], results: Sequence[CaseResult], complete: bool = True
 ) -> None:
-    """Write the run.
-
-    Parameters
-    ----------
-    target : path or text stream
-    backends : sequence of BackendInfo
-    results : sequence of CaseResult
-    complete : bool
-        Whether the run came to its end.
-
-    Raises
-    ------
-    OSError
-        It cannot be written.
-    """
+    """Write the run, which came to its end if `complete`."""
     write_visible(target, "\n".join(_lines(backends, results, complete)) + "\n")
 
 

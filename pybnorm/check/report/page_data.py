@@ -21,17 +21,10 @@ caption, rows of `pybnorm.check.judging.bounds.Verdict.picture`)."""
 class Column:
     """One column.
 
-    Parameters
-    ----------
-    title : str
-    kind : str
-        "pick": one of few texts, which the table can be filtered by, shown where there are two or more; "word": a pick
-        that is always shown; "badge": a pick that is a status; "hidden": one that is only filtered by; "ratio": a
-        number, "" for none, or a pair with the smallest error that
-        would have been noticed; "case": a case; "note": a text below the case.
-    cells : sequence
-    order : sequence of str, optional
-        Of the texts of a pick; else as they come.
+    `kind`: "pick": one of few texts, which the table can be filtered by, shown where there are two or more; "word": a
+    pick that is always shown; "badge": a pick that is a status; "hidden": one that is only filtered by; "ratio": a
+    number, "" for none, or a pair with the smallest error that would have been noticed; "case": a case; "note": a text
+    below the case. `order`: of the texts of a pick; else as they come.
     """
 
     def __init__(self, title: str, kind: str, cells: Sequence[Any], order: Sequence[str] = ()) -> None:
@@ -48,13 +41,8 @@ def data(
 ) -> dict[str, Any]:
     """Collect what the page's script makes a table of.
 
-    Parameters
-    ----------
-    columns : sequence of Column
-    commands : mapping of str to str
-        By a text of the column "library", the command that runs a case, with CASE in its place.
-    details : mapping of int to sequence
-        By row: what is shown where its case is opened.
+    `commands`: by a text of the column "library", the command that runs a case, with CASE in its place. `details`: by
+    row: what is shown where its case is opened.
     """
     return {
         "columns": [_packed(column) for column in columns],

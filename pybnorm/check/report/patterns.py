@@ -56,12 +56,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def causes(results: Sequence[CaseResult]) -> list[Cause]:
-    """The faults of the libraries of a run: the worst status first, then the most cases.
-
-    Parameters
-    ----------
-    results : sequence of CaseResult
-    """
+    """The faults of the libraries of a run: the worst status first, then the most cases."""
     found: list[Cause] = []
     for library, own in by_label(results).items():
         kinds: dict[tuple[Status, str, str], list[int]] = {}

@@ -69,10 +69,6 @@ def strips(panels: Mapping[str, Sequence[Point]]) -> str:
     """A panel for each title: a strip of ratios for each output, coloured by status or outcome.
 
     What is not good links to its row.
-
-    Parameters
-    ----------
-    panels : mapping of str to sequence of Point
     """
     if not panels:
         return "<p>No output was judged.</p>"
@@ -123,11 +119,6 @@ def heat_map(results: Sequence[CaseResult], backends: Sequence[str]) -> str:
     """Status of each case (columns) on each backend (rows), operations one below the other.
 
     What is not good has a cross, too, that links to its row.
-
-    Parameters
-    ----------
-    results : sequence of CaseResult
-    backends : sequence of str
     """
     from matplotlib.colors import ListedColormap
 

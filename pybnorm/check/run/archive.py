@@ -89,30 +89,10 @@ def digest(array: Array) -> str:
 
 
 def write_outputs(folder: str | os.PathLike[str], backend: str, problem: Problem, outputs: Mapping[str, Array]) -> str:
-    """Save one case's outputs.
+    """Save one case's outputs, and return the file, relative to `folder`, which is made if it is not there.
 
-    The file appears whole or not at all, whatever happens to the process meanwhile.
-
-    Parameters
-    ----------
-    folder : str or path-like
-        Of the archive; made if it is not there.
-    backend : str
-    problem : Problem
-    outputs : mapping of str to ndarray
-        float64, float32, float16 or bfloat16 arrays of any shape.
-
-    Returns
-    -------
-    str
-        The file, relative to `folder`.
-
-    Raises
-    ------
-    OSError
-        It cannot be written.
-    ArgumentError
-        Another file has its name.
+    The file appears whole or not at all, whatever happens to the process meanwhile. Raises OSError: it cannot be
+    written. Raises ArgumentError: another file has its name.
     """
     header: dict[str, Any] = {"schema": _OUTPUTS_SCHEMA, "backend": backend, "case": str(problem), "arrays": {}}
     members: dict[str, Array] = {}
@@ -141,13 +121,7 @@ def write_outputs(folder: str | os.PathLike[str], backend: str, problem: Problem
 
 
 def read_outputs(folder: str | os.PathLike[str], saved: str) -> dict[str, Array]:
-    """The arrays that `write_outputs` kept, equal in every bit.
-
-    Raises
-    ------
-    ArgumentError
-        There is no such file, or it is damaged.
-    """
+    """The arrays that `write_outputs` kept, equal in every bit. Raises ArgumentError: there is no whole file."""
     with _opened(folder, saved) as archive:
         header = _header(archive)
         arrays = {}
@@ -164,17 +138,7 @@ def read_outputs(folder: str | os.PathLike[str], saved: str) -> dict[str, Array]
 def output_digests(folder: str | os.PathLike[str], saved: str, backend: str = "", case: str = "") -> dict[str, str]:
     """Digest of each array in a file of `write_outputs`, without unpacking the arrays.
 
-    Parameters
-    ----------
-    folder : str or path-like
-    saved : str
-    backend, case : str, optional
-        Whose outputs they must be, and all of them.
-
-    Raises
-    ------
-    ArgumentError
-        There is no such file, it is damaged, or of another backend or case.
+    Raises ArgumentError: there is no such file, it is damaged, or not of the backend and case that are named.
     """
     with _opened(folder, saved) as archive:
         header = _header(archive)
@@ -239,12 +203,7 @@ def _opened(folder: str | os.PathLike[str], saved: str) -> Iterator[_files.Archi
 def write_run(folder: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
     """Write the finished run's document, whole or not at all.
 
-    Raises
-    ------
-    OSError
-        It cannot be written.
-    ArgumentError
-        Another file has its name.
+    Raises OSError: it cannot be written. Raises ArgumentError: another file has its name.
     """
     with _files.replaced("--save", Path(folder) / DOCUMENT, _RUN_KIND) as stream:
         for part in json_parts(document):
@@ -254,16 +213,8 @@ def write_run(folder: str | os.PathLike[str], document: Mapping[str, Any]) -> No
 def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The document of a run: of a folder's ``run.json``, else of its journal, or of ``check --json`` or ``collect``.
 
-    Returns
-    -------
-    dict
-        ``cases`` and ``backends`` are lists of `CaseResult` and `BackendInfo`; the rest is as in the file. From a
-        journal: ``environment``, ``backends``, ``cases`` and ``complete`` (False).
-
-    Raises
-    ------
-    ArgumentError
-        There is no run in `path`.
+    ``cases`` and ``backends`` are lists of `CaseResult` and `BackendInfo`; the rest is as in the file. A journal has
+    ``environment``, ``backends``, ``cases`` and ``complete`` (False). Raises ArgumentError: there is no run in `path`.
     """
     place = Path(_arguments.path(path, "path", "a folder of check --save or a file of check --json"))
     file = place / DOCUMENT if os.path.isdir(place) else place
@@ -343,18 +294,9 @@ class Journal:
     A line is handed to the operating system whole before `append` returns, so it outlives a killed process; what a
     kill left of a line is cut off when the next run opens the journal.
 
-    Parameters
-    ----------
-    folder : str or path-like
-        Made if it is not there.
-    resume : bool
-        Go on with the run in `folder`, if there is one; without it there must be none.
-
-    Raises
-    ------
-    ArgumentError
-        The folder cannot be written, holds a run and `resume` is false, is in use by another process, or its journal
-        is damaged before its last line.
+    `folder`: made if it is not there. `resume`: go on with the run in `folder`, if there is one; without it there must
+    be none. Raises ArgumentError: the folder cannot be written, holds a run and `resume` is false, is in use by another
+    process, or its journal is damaged before its last line.
     """
 
     def __init__(self, folder: str | os.PathLike[str], resume: bool = False) -> None:
@@ -413,11 +355,8 @@ class Journal:
     def begin(self, backends: Iterable[BackendInfo]) -> None:
         """Note which libraries run, once they are known and before the first `append`.
 
-        Raises
-        ------
-        ArgumentError
-            The journal's cases were run by another version of pybnorm, under other environment variables of the
-            vendors, or by a library of another version, file or device.
+        Raises ArgumentError: the journal's cases were run by another version of pybnorm, under other environment
+        variables of the vendors, or by a library of another version, file or device.
         """
         infos = list(backends)
         now = environment.machine()
@@ -445,13 +384,7 @@ class Journal:
         return [info for key, info in every.items() if key in used]
 
     def append(self, result: CaseResult) -> None:
-        """Note one finished case.
-
-        Raises
-        ------
-        OSError
-            It cannot be written.
-        """
+        """Note one finished case."""
         self._write(result)
         self._finished[result.backend, result.case] = result
 

@@ -35,15 +35,7 @@ _EVERY = [True, True, True]
 
 
 class Kernels:
-    """An implementation that calls the functions of a module.
-
-    Parameters
-    ----------
-    module : object
-        What has them.
-    spec : str
-        Its name, for reports.
-    """
+    """An implementation that calls the functions of a module, which reports name `spec`."""
 
     arrays = "torch"
 

@@ -34,16 +34,7 @@ _PAIRS = {"saved": ("saved_mean", "saved_inv_variance"), "running": ("running_me
 class Declarations:
     """The attributes of an object that say what it claims (`pybnorm.check.run.implementations`).
 
-    Parameters
-    ----------
-    spec : str
-        ``MODULE:OBJECT``, for errors.
-    target : object
-
-    Raises
-    ------
-    ArgumentError
-        An attribute is not what it may be.
+    Raises ArgumentError: an attribute is not what it may be.
     """
 
     def __init__(self, spec: str, target: Any) -> None:

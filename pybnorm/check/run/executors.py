@@ -112,27 +112,10 @@ def opened(
 ) -> Iterator[Farm]:
     """The farm of an option's value, open for the duration of a ``with`` block.
 
-    Parameters
-    ----------
-    name : str
-        ``pool``, ``process``, ``dask`` or ``dask:ADDRESS``.
-    jobs : int, optional
-        Worker processes of ``pool`` and of ``dask`` on this machine.
-    timeout : float, optional
-        Seconds for each call; not for ``process``.
-    share : tuple of int, optional
-        (k, n) for a ``pool`` of one process with the k-th of n shares of the machine, the first being 0.
-    connect : float, optional
-        Seconds that the scheduler of ``dask`` has to answer, and then its workers; `CONNECT` by default.
-
-    Yields
-    ------
-    Farm
-
-    Raises
-    ------
-    ArgumentError
-        Another name, an option that the executor has not, a package that is not installed, or no node but this one.
+    `jobs`: worker processes of ``pool`` and of ``dask`` on this machine. `timeout`: seconds for each call; not for
+    ``process``. `share`: (k, n) for a ``pool`` of one process with the k-th of n shares of the machine, from 0.
+    `connect`: seconds that the scheduler of ``dask``, and then its workers, have to answer. Raises ArgumentError:
+    another name, an option that the executor has not, a package that is not installed, or no node but this one.
     """
     kind, _, address = name.partition(":")
     if kind not in NAMES or (address and kind != "dask"):
@@ -213,13 +196,7 @@ def _imported(module: str, extra: str) -> Any:
 
 
 class Pool(Executor):
-    """Worker processes of one backend; a call takes the next idle one.
-
-    Parameters
-    ----------
-    workers : sequence of Worker
-        Become the pool's.
-    """
+    """Worker processes of one backend, which become the pool's; a call takes the next idle one."""
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         self._workers = tuple(workers)
@@ -310,16 +287,8 @@ def environments(
 ) -> list[dict[str, str]]:
     """The variables of each worker process, which say what part of the machine is its own.
 
-    Parameters
-    ----------
-    kind : int
-        DLPack device type of the backend.
-    count : int
-        Devices of that type.
-    jobs : int, optional
-        Processes; by default one per core (and OMP_NUM_THREADS), or one per GPU.
-    variables : mapping, optional
-        The environment; this process's by default.
+    `kind`: DLPack device type of the backend. `count`: devices of that type. `jobs`: processes; by default one per core
+    (and OMP_NUM_THREADS), or one per GPU. `variables`: the environment; this process's by default.
     """
     known = os.environ if variables is None else variables
     if kind == CPU:
@@ -395,12 +364,7 @@ def isolated(
 ) -> Any:
     """Call `function` in a process that this one keeps for `backend` and `variables`; for any thread.
 
-    Raises
-    ------
-    DiedError, TimeLimitError
-        As `pybnorm.check.run.worker.Worker.call`.
-    Exception
-        What the function raised.
+    Raises what `pybnorm.check.run.worker.Worker.call` raises.
     """
     with _keeping:
         idle = _kept.setdefault((backend, tuple(sorted(variables.items()))), [])
@@ -415,13 +379,7 @@ def isolated(
 def settled(backend: str, timeout: float | None, index: int) -> tuple[BackendInfo, dict[str, str]]:
     """What there is of `backend` on this node, and the variables of its process: a GPU of its own.
 
-    Parameters
-    ----------
-    backend : str
-    timeout : float or None
-        Seconds for each call.
-    index : int
-        Of this node among those of its host that have the same devices.
+    `timeout`: seconds for each call. `index`: of this node among those of its host that have the same devices.
     """
     info: BackendInfo = isolated(backend, timeout, {}, describe, backend)
     if info.problem:
@@ -452,21 +410,9 @@ def run_cases(
 
     Closing the generator cancels what has not begun.
 
-    Parameters
-    ----------
-    executor : Executor
-        Of the backend.
-    info : BackendInfo
-        Of the library that runs there.
-    problems : sequence of Problem
-    keep : str, optional
-        As in `pybnorm.check.run.runner.run_case`.
-    opener : callable, optional
-        Importable function that opens the session.
-    entries : dict, optional
-        Gets the libraries that ran, by their `BackendInfo.id`.
-    done : SimpleQueue, optional
-        Gets each finished future. A None that is put there ends the results, after those that are finished.
+    `info`: of the library that runs there. `keep`: as in `pybnorm.check.run.runner.run_case`. `opener`: importable
+    function that opens the session. `entries`: gets the libraries that ran, by their `BackendInfo.id`. `done`: gets
+    each finished future; a None that is put there ends the results, after those that are finished.
     """
     known = {} if entries is None else entries
     done = queue.SimpleQueue() if done is None else done

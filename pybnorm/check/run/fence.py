@@ -64,13 +64,7 @@ class _Touch(NamedTuple):
 class Fence:
     """Memory for `image`, with a fence at each end; the image lies against the one that `side` names.
 
-    Parameters
-    ----------
-    name : str
-        What to call it in a message.
-    image : ndarray of uint8
-    side : str
-        Which end of the array touches a page without access: ``"start"`` or ``"end"``.
+    `side` is the end that touches a page without access, ``"start"`` or ``"end"``.
     """
 
     def __init__(self, name: str, image: Array, side: str) -> None:

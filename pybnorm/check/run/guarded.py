@@ -292,28 +292,11 @@ def execute(
 ) -> Observed:
     """Make the problem's call once; all that it writes is fresh memory.
 
-    Parameters
-    ----------
-    problem : Problem
-    inputs : Inputs or None
-        None: all are NaN, to see whether the call is refused.
-    session : Session
-    kept : dict, optional
-        What equal calls only read, by name: taken from here where it is, and put here if the call left it as it was.
-        Where it is given the call may get large `inputs` themselves, and spoil them if it damages what it reads.
-    judge : Namespace, optional
-        Where data are filled, looked at and judged, in the memory that the call has
-        (`pybnorm.check.run.judge_devices`).
-
-    Returns
-    -------
-    Observed
-        ``outputs`` has the keys of `Expected.outputs`.
-
-    Raises
-    ------
-    PybnormError
-        What the backend raised.
+    Without `inputs` all are NaN, to see whether the call is refused. `kept` is what equal calls only read, by name:
+    taken from here where it is, and put here if the call left it as it was. Where it is given the call may get large
+    `inputs` themselves, and spoil them if it damages what it reads. `judge` is where data are filled, looked at and
+    judged, in the memory that the call has (`pybnorm.check.run.judge_devices`). The outputs have the keys of
+    `Expected.outputs`.
     """
     around, overwritten = calls.around(problem), calls.overwritten(problem)
     given = {tensor.name for tensor in calls.tensors(problem)}

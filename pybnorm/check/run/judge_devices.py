@@ -28,17 +28,7 @@ LEAST = 1 << 20
 
 
 def check(here: bool) -> None:
-    """Raise before a run for what would make an error of each of its cases.
-
-    Parameters
-    ----------
-    here : bool
-        Whether cases run on this machine, so that the judge's package must be installed here.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Raise before a run for what would make an error of each case; `here`: cases run on this machine."""
     word = os.environ.get(VARIABLE, "")
     if word and word not in namespaces.NAMES:
         raise ArgumentError(VARIABLE, word, " | ".join(namespaces.NAMES))
@@ -62,15 +52,7 @@ def instead(results: Iterable[CaseResult]) -> list[str]:
 
 
 def chosen(problem: Problem, device: Any) -> Namespace | None:
-    """The judge of `problem` on `device`; None: NumPy.
-
-    Raises
-    ------
-    ArgumentError
-        The variable names something else.
-    LibraryNotFoundError
-        What it names cannot be imported.
-    """
+    """The judge of `problem` on `device`; None: NumPy. Raises where the variable names none that can be imported."""
     word = os.environ.get(VARIABLE, "")
     if word and word not in namespaces.NAMES:
         raise ArgumentError(VARIABLE, word, " | ".join(namespaces.NAMES))

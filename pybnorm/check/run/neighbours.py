@@ -72,13 +72,7 @@ class Neighbour:
 
     @contextlib.contextmanager
     def beside(self, first: dict[str, Array]) -> Iterator[None]:
-        """Make the neighbour's call, then make it on another thread until the block ends.
-
-        Parameters
-        ----------
-        first : dict
-            Results of the call before, whose arrays must be what they were.
-        """
+        """Make the neighbour's call, then on another thread until the block ends; `first` must be what it was."""
         problem = self._problem
         if problem is None:
             yield

@@ -70,17 +70,7 @@ def greet() -> Greeting:
 
 
 class Node:
-    """One rank or worker.
-
-    Parameters
-    ----------
-    name : str
-        Such as ``rank 3``.
-    submit : callable
-        ``submit(function, *arguments)`` calls it there and gives a future.
-    slots : int
-        Calls at a time.
-    """
+    """A worker; ``submit(function, *arguments)`` calls there and gives a future, `slots` calls at a time."""
 
     def __init__(self, name: str, submit: Callable[..., Future[Any]], slots: int = 1) -> None:
         self.name, self.submit, self.slots = name, submit, slots
@@ -97,14 +87,7 @@ class Node:
 
 
 def greeted(nodes: Sequence[Node], seconds: float | None) -> Iterator[tuple[Node, str]]:
-    """Have every node describe itself; yields the nodes that cannot be used, with the reason.
-
-    Parameters
-    ----------
-    nodes : sequence of Node
-    seconds : float or None
-        That all of them have to answer.
-    """
+    """Have every node describe itself in so many seconds; yields the nodes that cannot be used, with the reason."""
     end = None if seconds is None else time.monotonic() + seconds
     asked = [(node, node.submit(greet)) for node in nodes]
     places: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -154,16 +137,8 @@ class _Seat:
 class Dealer(Executor):
     """Calls on whichever node is free.
 
-    Parameters
-    ----------
-    nodes : sequence of Node
-    backend : str
-    wrap : callable
-        ``wrap(node, function, arguments)``: what is called on the node, and its arguments.
-    seconds : float or None
-        A node that finishes no call in this time is lost.
-    lost : list of LostNode
-        Grows by those that are taken out.
+    ``wrap(node, function, arguments)`` is what is called on the node, and its arguments. A node that finishes no call
+    in `seconds` is lost. `lost` grows by those that are taken out.
     """
 
     def __init__(
@@ -360,12 +335,7 @@ class Dealer(Executor):
 
 
 class DaskNodes:
-    """The workers of a dask cluster.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    """
+    """The workers of a dask cluster."""
 
     def __init__(self, client: Any) -> None:
         import distributed

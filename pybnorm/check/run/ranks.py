@@ -27,16 +27,6 @@ class Threads:
     """A `pybnorm.sync.Communicator` between threads of one process, whose vectors lie on one device.
 
     Vectors are copied by axpby, which every backend has, so that no other library is needed on a GPU.
-
-    Parameters
-    ----------
-    shared : Shared
-        One for all ranks.
-    rank : int
-    handle : Handle
-        Of this rank.
-    device : Device
-        What `handle` computes on.
     """
 
     def __init__(self, shared: Shared, rank: int, handle: _core.Handle, device: devices.Device) -> None:
@@ -90,12 +80,7 @@ def synchronized(session: Session, problem: Problem, buffers: Mapping[str, Any])
     y and dx are of all ranks. Statistics are those of the first rank; the others must have the same bits. dscale and
     dbias, which each rank sums over its own data, are added up here.
 
-    Raises
-    ------
-    CallError
-        A rank has other statistics than the first.
-    PybnormError
-        Of the first rank that raised one.
+    Raises CallError: a rank has other statistics than the first.
     """
     shares = problem.shares
     shared = Shared(threading.Barrier(len(shares)), [None] * len(shares))

@@ -242,13 +242,7 @@ _described: dict[tuple[Callable[[str], Session], str], BackendInfo | None] = {}
 
 
 def opened(opener: Callable[[str], Session], backend: str) -> Session:
-    """The session of this process that `opener` makes for the first case.
-
-    Raises
-    ------
-    Exception
-        What `opener` raised.
-    """
+    """The session of this process that `opener` makes for the first case."""
     key = opener, backend
     if key not in _sessions:
         _sessions[key] = opener(backend)
@@ -271,13 +265,7 @@ def run_line(opener: Callable[[str], Session], backend: str, case: str, keep: st
 
     Recorded support is checked here, on the node, because it may depend on the processor. A case that is recorded as
     supported and is refused is FAIL; one that is recorded as repeatable, or whose plan says so, and is not,
-    NONDETERMINISTIC.
-
-    Raises
-    ------
-    Exception
-        What `opener` raised.
-    """
+    NONDETERMINISTIC."""
     session = opened(opener, backend)
     problem = Problem.parse(case)
     result = run_case(problem, session, keep)
@@ -301,13 +289,7 @@ def run_line(opener: Callable[[str], Session], backend: str, case: str, keep: st
 def run_recorded(
     opener: Callable[[str], Session], backend: str, case: str, keep: str | None = None
 ) -> tuple[CaseResult, BackendInfo | None]:
-    """`run_line`, and the library it ran on; None for simulated kernels.
-
-    Raises
-    ------
-    Exception
-        What `opener` raised.
-    """
+    """`run_line`, and the library it ran on; None for simulated kernels."""
     result = run_line(opener, backend, case, keep)
     for verdict in result.verdicts:
         if verdict.status == Status.PASS:

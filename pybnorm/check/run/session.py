@@ -107,14 +107,7 @@ class _Implemented(Session):
 def open_session(backend: str) -> Session:
     """A session on the real library of `backend` and its device, or on an implementation.
 
-    Raises
-    ------
-    LibraryError
-        The library cannot be used.
-    BackendError
-        It makes no handle, for instance because there is no device.
-    Exception
-        As `pybnorm.check.run.implementations.load`.
+    Raises LibraryError: the library cannot be used. Raises BackendError: it makes no handle, as without a device.
     """
     if is_implementation(backend):
         found = implementations.load(backend)

@@ -72,12 +72,8 @@ def check(
 ) -> str:
     """What is recorded about a case that ended with `status` on `device`; `repeat` is as in `CaseResult`.
 
-    Returns
-    -------
-    str
-        `CLAIMED`, `NOT_CLAIMED`, `NEWLY_UNSUPPORTED` for a claimed case that is UNSUPPORTED, `NO_LONGER_REPEATABLE` for
-        one that is recorded as giving the same bits at every call and did not, or "" if there is no record for the
-        version.
+    `NEWLY_UNSUPPORTED` is a claimed case that is UNSUPPORTED, `NO_LONGER_REPEATABLE` one that is recorded as giving the
+    same bits at every call and did not, "" a case of a version without a record.
     """
     both = record_of(backend, version), run_of(backend, version, device, build)
     records = [record for record in both if record is not None]
@@ -189,10 +185,7 @@ def _is_of_run(record: Mapping[str, Any]) -> bool:
 def records(backend: str) -> tuple[dict[str, Any], ...]:
     """The records of a backend: the user's own, then those of this package.
 
-    Raises
-    ------
-    ArgumentError
-        The user's file cannot be read, or has something else.
+    Raises ArgumentError: the user's file cannot be read, or has something else.
     """
     own = read(VARIABLE, Path(os.environ[VARIABLE]) / f"{backend}.json") if os.environ.get(VARIABLE) else []
     file = importlib.resources.files("pybnorm.check.run") / "support" / f"{backend}.json"
@@ -202,10 +195,7 @@ def records(backend: str) -> tuple[dict[str, Any], ...]:
 def read(argument: str, file: Path) -> list[dict[str, Any]]:
     """The records of a file, which need not be there; `argument` is what the error names beside it.
 
-    Raises
-    ------
-    ArgumentError
-        It cannot be read, or has something else.
+    Raises ArgumentError: it cannot be read, or has something else.
     """
     try:
         found: list[dict[str, Any]] = json.loads(_files.read(file, _LARGEST).decode())
@@ -240,17 +230,9 @@ def of_run(
 
     A combination is recorded if no case of it was refused; one that the run did not try is not.
 
-    Parameters
-    ----------
-    results : iterable of CaseResult
-        Of one library. Cases of another version's language are left out.
-    version : sequence of int
-    device : str
-        Its name, as `pybnorm.check.judging.results.BackendInfo` has it.
-    source : str
-        Where the run was made.
-    build : str, optional
-        The library's digest, as there. Empty: the record holds for every build of the version.
+    `results`: of one library. Cases of another version's language are left out. `device`: its name, as
+    `pybnorm.check.judging.results.BackendInfo` has it. `source`: where the run was made. `build`: the library's digest,
+    as there. Empty: the record holds for every build of the version.
     """
     ran: dict[tuple[Any, ...], bool] = {}
     equal: dict[tuple[Any, ...], bool] = {}
@@ -314,19 +296,8 @@ def with_record(known: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -
 def recorded(rows: Iterable[Mapping[str, Any]], version: Sequence[int], source: str) -> dict[str, Any]:
     """A record of what a library on this machine says that it runs, to be reviewed.
 
-    Parameters
-    ----------
-    rows : iterable of mapping
-        ``operation``, ``mode``, ``dtype``, ``layout``, ``ranks`` and ``capability``, as ``pybnorm info --json`` has
-        them.
-    version : sequence of int
-    source : str
-        Where the record was made.
-
-    Returns
-    -------
-    dict
-        Combinations that differ in one list only are joined.
+    `rows`: ``operation``, ``mode``, ``dtype``, ``layout``, ``ranks`` and ``capability``, as ``pybnorm info --json`` has
+    them. `source`: where the record was made. Combinations that differ in one list only are joined.
     """
     single: dict[tuple[Any, ...], set[int]] = {}
     for row in rows:

@@ -27,16 +27,8 @@ class _NotSavedError(Exception):
 class WholeRun:
     """Every case on every backend that can run; the results in the order of the cases.
 
-    Parameters
-    ----------
-    farm : Farm
-        Where cases run (`pybnorm.check.run.executors.opened`).
-    journal : Journal, optional
-        Gets every result, and has those of the run that is resumed.
-    same : bool
-        Refuse nodes that differ.
-    ends : callable
-        Whether the run ends after a result.
+    The journal gets every result, and has those of the run that is resumed. `same`: refuse nodes that differ. `ends`:
+    whether the run ends after a result.
     """
 
     def __init__(
@@ -85,13 +77,7 @@ class WholeRun:
         self._done.put(None)  # allowed in a signal's handler, even while the same thread waits there
 
     def describe(self, backends: Sequence[str]) -> None:
-        """Find the libraries of `backends`. An interrupt breaks it off.
-
-        Raises
-        ------
-        ArgumentError
-            With `same`: nodes have different libraries, or some have none.
-        """
+        """Find the libraries of `backends`. An interrupt breaks it off."""
         try:
             for name in backends:
                 self.found.append(executors.described(name, functools.partial(self._farm.describe, name)))
@@ -103,16 +89,7 @@ class WholeRun:
     def run(self, problems: Sequence[Problem], progress: Callable[[str, int, int], object]) -> None:
         """Run `problems` on the libraries that were found, unless an interrupt has ended the run.
 
-        Parameters
-        ----------
-        problems : sequence of Problem
-        progress : callable
-            Called with a backend, the number of finished cases and that of all cases.
-
-        Raises
-        ------
-        ArgumentError
-            As `describe`; or the journal is of other libraries.
+        `progress` is called with a backend, the number of finished cases and that of all cases.
         """
         if self._asked:
             return

@@ -47,13 +47,7 @@ class TimeLimitError(RuntimeError):
 
 
 def check_timeout(option: str, seconds: float | None) -> None:
-    """Refuse what is no time to wait.
-
-    Raises
-    ------
-    ArgumentError
-        It is neither None nor a number above 0 and at most `TIMEOUT_MAX`.
-    """
+    """Raise an ArgumentError for what is neither None nor a number above 0 and at most `TIMEOUT_MAX`."""
     if seconds is not None and not (isinstance(seconds, (int, float)) and 0 < seconds <= TIMEOUT_MAX):
         raise ArgumentError(option, seconds, f"seconds > 0, at most {TIMEOUT_MAX:.0f}")
 
@@ -266,13 +260,7 @@ def _ending(process: subprocess.Popen[bytes]) -> str:
 
 
 def serve(calls: int, lifeline: int) -> None:
-    """Answer the calls that come through the pipe, until it is closed.
-
-    Parameters
-    ----------
-    calls, lifeline : int
-        Two file descriptors: a connection, and the reading end of a pipe that is closed when the owner ends.
-    """
+    """Answer the calls of a connection until it is closed; `lifeline` is a pipe that is closed when the owner ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     runner.own_process = True
     for fd in (calls, lifeline):

@@ -113,17 +113,8 @@ def run(
 ) -> Report:
     """Judge every kernel in every setting.
 
-    Parameters
-    ----------
-    settings : sequence of (dtype, m)
-        Among `SETTINGS`. With fewer than all of them a bug may be missed in as many settings as in the whole table.
-    rows : iterable of Row
-    progress : callable, optional
-        Called with a text, the steps done and the steps in all.
-
-    Returns
-    -------
-    Report
+    `settings`: among `SETTINGS`. With fewer than all of them a bug may be missed in as many settings as in the whole
+    table. `progress`: called with a text, the steps done and the steps in all.
     """
     started = time.perf_counter()
     missing = len(SETTINGS) - len(settings)

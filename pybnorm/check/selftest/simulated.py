@@ -78,15 +78,7 @@ def _truncated(values: Array, dtype: np.dtype[Any]) -> Array:
 
 
 class Kernels:
-    """A handle whose calls are NumPy code.
-
-    Parameters
-    ----------
-    style : str
-        One of `STYLES`.
-    bug : str, optional
-        One of `BUGS`.
-    """
+    """A handle whose calls are NumPy code."""
 
     def __init__(self, style: str = "two_pass", bug: str | None = None) -> None:
         assert style in STYLES

@@ -35,15 +35,7 @@ SPREAD = 8.0
 
 
 def chain_length(expected: Expected, output: str, got: Array) -> int:
-    """The terms of each chain of sums that gives `output`, or 0: no chain does.
-
-    Parameters
-    ----------
-    expected : Expected
-    output : str
-        A key of ``expected.outputs`` that no class holds.
-    got : ndarray
-    """
+    """The terms of each chain of sums that gives `output`, which no class holds, or 0: no chain does."""
     problem = expected.problem
     if problem.composed or problem.m <= BLOCK or expected.inputs.x.size > LARGEST:
         return 0

@@ -74,22 +74,11 @@ class _Outputs(Mapping[str, Array]):
 class Expected:
     """The right outputs of a problem and the bounds of each; `pybnorm.check.judging.bounds.expect` finds the class.
 
-    Holds arrays of the parameters' shape only: y and dx are computed in blocks, as often as they are walked.
-
-    Parameters
-    ----------
-    problem : Problem
-    inputs : Inputs
-        As stored; need not be the ones `pybnorm.check.language.data.generate` gives.
-
-    Attributes
-    ----------
-    outputs : mapping of str to ndarray
-        float64 results before blending: y | saved_mean, saved_inv_variance | running_mean, running_variance |
-        dx, dscale, dbias, as the problem has them. y and dx are computed anew each time they are looked up; `shape`
-        tells their shape without that.
-    biased_running_variance : ndarray or None
-        What a library that leaves out m / (m - 1) would write.
+    Holds arrays of the parameters' shape only: y and dx are computed in blocks, as often as they are walked. `inputs`,
+    as stored, need not be those of `pybnorm.check.language.data.generate`. `outputs` are float64 results before
+    blending: y | saved_mean, saved_inv_variance | running_mean, running_variance | dx, dscale, dbias, as the problem
+    has them. y and dx are computed anew each time they are looked up; `shape` tells their shape without that.
+    `biased_running_variance` is what a library that leaves out m / (m - 1) would write.
     """
 
     _normalize_unbiased = False

@@ -32,16 +32,7 @@ Array = npt.NDArray[Any]
 
 
 def judge(expected: Expected, output: str, got: Array) -> Verdict:
-    """The verdict on one output.
-
-    Parameters
-    ----------
-    expected : Expected
-    output : str
-        A key of ``expected.outputs``.
-    got : ndarray
-        What the library wrote, as stored, in logical order.
-    """
+    """The verdict on one of ``expected.outputs``; `got` is what the library wrote, as stored, in logical order."""
     _arguments.instance(expected, Expected, "expected", "an Expected")
     if not issubclass(type(output), str) or output not in tuple(expected.outputs):  # a look-up would compute it
         raise ArgumentError("output", output, " | ".join(expected.outputs))

@@ -30,14 +30,7 @@ _KINDS = (
 
 
 def expect(problem: Problem, inputs: Inputs) -> Expected:
-    """The right outputs of a problem and the bounds of each.
-
-    Parameters
-    ----------
-    problem : Problem
-    inputs : Inputs
-        As stored; need not be the ones `pybnorm.check.language.data.generate` gives.
-    """
+    """The right outputs of a problem and the bounds of each; `inputs`, as stored, need not be `generate`'s."""
     checked(problem)
     kind = next(kind for kind in _KINDS if kind.knows(problem))
     return kind(problem, inputs)

@@ -85,14 +85,8 @@ class Findings:
 def find(expected: Expected, output: str, got: Array, tier: Tier) -> Findings:
     """Hold the elements of `output` that no bound judges against what IEEE 754 makes of them.
 
-    Parameters
-    ----------
-    expected : Expected
-    output : str
-    got : ndarray
-        As stored, in logical order.
-    tier : Tier
-        The loosest class, whose bound says whether a finite value is certainly beyond the range of its type.
+    `got`: as stored, in logical order. `tier`: the loosest class, whose bound says whether a finite value is certainly
+    beyond the range of its type.
     """
     tainted, nan, open_ = _certain(expected, output)
     data = output in DATA_OUTPUTS

@@ -25,17 +25,7 @@ class Term:
 
 
 def terms(expected: Expected, output: str, index: tuple[int, ...], tier: Tier) -> list[Term]:
-    """The summands of the bound of `output` at `index` in one class; their sum is the bound.
-
-    Parameters
-    ----------
-    expected : Expected
-    output : str
-        A key of ``expected.outputs``.
-    index : tuple of int
-        Of an element of it.
-    tier : Tier
-    """
+    """The summands of the bound of `output` at `index` in one class; their sum is the bound."""
     if type(expected) is not Expected:  # with formulas of its own
         return _by_cause(expected, output, index, tier)
     element = _Element(expected, index, tier)

@@ -91,15 +91,7 @@ def put(verdict: Verdict, found: Array, strides: tuple[int, ...]) -> None:
 
 
 def within(found: Array, strides: tuple[int, ...] = ()) -> Where:
-    """Find where levels are not 0.
-
-    Parameters
-    ----------
-    found : ndarray
-        As `levels` gives them; axes are images, channels and those of a plane.
-    strides : tuple of int, optional
-        In elements, of the output in memory.
-    """
+    """Find where levels are not 0: of images, channels and a plane; `strides` are those of the output in memory."""
     grid = _Grid(found, strides)
     if not grid.wrong:
         return Where("", 0, 0, [])
