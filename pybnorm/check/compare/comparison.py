@@ -28,25 +28,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm import __version__, _arguments
 from pybnorm._text import one_line
 from pybnorm.check.judging.bounds import Expected, Status, Tier, Verdict, expect, tiers
 from pybnorm.check.judging.bounds.verdict import WORST_POINTS
-from pybnorm.check.judging.results import (
-    OUTPUTS,
-    BackendInfo,
-    CaseResult,
-    cases_text,
-    html_table,
-    label,
-    verdict_text,
-)
+from pybnorm.check.judging.results import OUTPUTS, BackendInfo, CaseResult, cases_text, html_table, label, verdict_text
 from pybnorm.check.language.data import generate
 from pybnorm.check.language.problem import DATA_OUTPUTS, Problem
 from pybnorm.check.run import archive
 from pybnorm.errors import ArgumentError
+from pybnorm.reference.namespaces import Array
 
 __all__ = [
     "ACCURACY",
@@ -71,7 +63,6 @@ __all__ = [
     "read",
 ]
 
-Array = npt.NDArray[Any]
 
 REFERENCE = "reference"
 ACCURACY = 1.1
@@ -424,9 +415,7 @@ class Comparison:
 
 
 def compare(
-    runs: Sequence[Run],
-    progress: Callable[[int, int], object] = lambda done, total: None,
-    allow_known: bool = False,
+    runs: Sequence[Run], progress: Callable[[int, int], object] = lambda done, total: None, allow_known: bool = False
 ) -> Comparison:
     """Compare every two sides of `runs`, of one run too.
 

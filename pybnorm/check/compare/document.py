@@ -17,8 +17,7 @@ SCHEMA = "pybnorm.compare/1"
 
 def document(comparison: Comparison) -> dict[str, Any]:
     """The comparison as `json.dumps` writes it; ``schema.json`` describes it."""
-    result: dict[str, Any] = to_json(contents(comparison))
-    return result
+    return to_json(contents(comparison))
 
 
 def contents(comparison: Comparison) -> dict[str, Any]:

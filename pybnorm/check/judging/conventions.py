@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm import reference
 from pybnorm.check.judging.bounds.classes import Tier, depth
@@ -27,9 +26,7 @@ from pybnorm.check.judging.bounds.expected import Expected
 from pybnorm.check.judging.bounds.formulas import backward_error, blended, forward_error, stored
 from pybnorm.check.language.problem import DATA_OUTPUTS
 from pybnorm.enums import Mode, Operation
-from pybnorm.reference.namespaces import on_host
-
-Array = npt.NDArray[Any]
+from pybnorm.reference.namespaces import Array, on_host
 
 NEEDED = 16.0
 EACH = 6.0
@@ -196,8 +193,7 @@ class _Seen:
         """Elements of an array of x's shape."""
         whole = array.reshape(self.shape)
         inner = whole.shape[2]
-        found: Array = on_host(whole[self.places // inner, chosen[:, None], self.places % inner]).astype(np.float64)
-        return found
+        return on_host(whole[self.places // inner, chosen[:, None], self.places % inner]).astype(np.float64)
 
     def picked(self, array: Any) -> Array:
         """The same of the statistics that are looked at."""

@@ -15,17 +15,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm.check.language import activations
 from pybnorm.check.language.data import round_to
 from pybnorm.enums import Mode, Operation
 from pybnorm.reference.blocks import reduce_in_threads
+from pybnorm.reference.namespaces import Array
 
 if TYPE_CHECKING:
     from pybnorm.check.judging.bounds import Expected
 
-Array = npt.NDArray[Any]
 CHANNELS = 256
 """Channels looked at of a tensor that has more."""
 

@@ -16,10 +16,8 @@ its own, and a few elements that are slightly off.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm.check.judging.bounds.classes import Tier
 from pybnorm.check.judging.bounds.expected import Expected
@@ -28,8 +26,8 @@ from pybnorm.check.judging.bounds.tally import Tally, compare
 from pybnorm.check.judging.bounds.where import levels
 from pybnorm.enums import Operation
 from pybnorm.reference.blocks import reduce_in_threads
+from pybnorm.reference.namespaces import Array
 
-Array = npt.NDArray[Any]
 SHORTEST = 64
 """Terms of a sum from which the rule says more than the bound of an element."""
 _TOGETHER = Tier("together", True, 0.0)

@@ -22,22 +22,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm.check.judging.bounds.classes import LONG
 from pybnorm.check.judging.deviations import Rows, measured, own_moments
 from pybnorm.check.language.data import sums_are_exact
 from pybnorm.check.language.problem import FILE, Problem
 from pybnorm.enums import Operation
-from pybnorm.reference.namespaces import on_host
+from pybnorm.reference.namespaces import Array, on_host
 
 if TYPE_CHECKING:
     from pybnorm.check.judging.bounds import Expected
 
-Array = npt.NDArray[Any]
 
 LEVEL = 1e-12
 """Probability that a case whose kernel is right is taken for one that is wrong by chance."""
@@ -209,8 +207,7 @@ def _own(expected: Expected, output: str, size: float) -> Array | float:
     if output == "running_mean":
         old = np.abs(expected.inputs.need("mean").astype(np.float64).ravel())
         kept = abs(1 - problem.factor) * old / (problem.factor * np.sqrt(variance))
-        own: Array = problem.m * (3 * p.u + p.u_param) * (kept + kappa)
-        return own
+        return problem.m * (3 * p.u + p.u_param) * (kept + kappa)
     scale = np.abs(expected.inputs.scale.astype(np.float64).ravel())
     rounded = 2 * p.u_out + (4 if output == "y" else 10) * p.u * (1 + 2 * kappa)
     if output == "y":
@@ -227,8 +224,7 @@ def _allowed(expected: Expected, name: str, value: Array, size: float) -> Array:
     if name == "dscale":
         mean, variance = own_moments(expected)
         roundings = roundings * (1 + np.abs(mean) / np.sqrt(variance))
-    allowed: Array = np.maximum(roundings + 2 * precision.u_param * value, _LEAST * size)
-    return allowed
+    return np.maximum(roundings + 2 * precision.u_param * value, _LEAST * size)
 
 
 def _alike(deviation: Array, other: Array) -> bool:

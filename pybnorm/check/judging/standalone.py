@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm import _arguments
 from pybnorm._arrays import as_buffer, numpy_dtype
@@ -20,10 +19,10 @@ from pybnorm.check.language.data import Inputs, generate
 from pybnorm.check.language.problem import MODES, Problem, checked
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError
+from pybnorm.reference.namespaces import Array
 
 __all__ = ["arguments", "as_numpy", "judge", "mismatch", "settle", "words"]
 
-Array = npt.NDArray[Any]
 _WORDS = {mode: word for word, mode in MODES.items()}
 
 

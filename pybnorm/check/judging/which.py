@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm import _arguments, _files
 from pybnorm._arrays import as_buffer, numpy_dtype
@@ -19,8 +18,7 @@ from pybnorm.check.language.data import Inputs, round_to
 from pybnorm.check.language.problem import Problem
 from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError
-
-Array = npt.NDArray[Any]
+from pybnorm.reference.namespaces import Array
 
 RESULTS = {
     "y": "y",

@@ -27,9 +27,6 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Mapping
-from typing import Any
-
-import numpy.typing as npt
 
 from pybnorm.check.judging.bounds import Expected, Status, Tier, Verdict, judge, judge_by, tiers
 from pybnorm.check.judging.bounds.classes import depth
@@ -37,8 +34,7 @@ from pybnorm.check.judging.bounds.where import put
 from pybnorm.check.judging.conventions import Convention, convention_of
 from pybnorm.check.judging.elements import apart, apart_levels, asked
 from pybnorm.check.judging.roundings import LEVEL, beyond, factors
-
-Array = npt.NDArray[Any]
+from pybnorm.reference.namespaces import Array
 
 
 @dataclasses.dataclass

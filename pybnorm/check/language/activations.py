@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm import reference
 from pybnorm.check.language.problem import Problem
 from pybnorm.enums import Activation, Mode
-
-Array = npt.NDArray[Any]
+from pybnorm.reference.namespaces import Array
 
 
 def limits(problem: Problem) -> tuple[float, float]:
@@ -27,22 +24,19 @@ def limits(problem: Problem) -> tuple[float, float]:
 def activate(problem: Problem, values: Array) -> Array:
     """The activation of `problem`, elementwise."""
     low, high = limits(problem)
-    result: Array = np.minimum(np.maximum(values, low), high)
-    return result
+    return np.minimum(np.maximum(values, low), high)
 
 
 def passes(problem: Problem, values: Array) -> Array:
     """Say where the activation lets a gradient through that was given these values: above low, not above high."""
     low, high = limits(problem)
-    result: Array = (values > low) & (values <= high)
-    return result
+    return (values > low) & (values <= high)
 
 
 def inside(problem: Problem, values: Array) -> Array:
     """1 where the activation changes nothing, not even of a value beside these, else 0."""
     low, high = limits(problem)
-    result: Array = ((values > low) & (values < high)).astype(np.float64)
-    return result
+    return ((values > low) & (values < high)).astype(np.float64)
 
 
 def before(problem: Problem, x: Array, scale: Array, bias: Array, statistics: tuple[Array, Array] | None) -> Array:

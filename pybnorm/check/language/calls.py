@@ -198,10 +198,9 @@ def activation_options(problem: Problem) -> dict[str, Any]:
     if not problem.activation:
         return {}
     limits = {"activation_low": problem.low, "activation_high": problem.high}
-    had = {
-        Activation.CLIPPED_RELU: ("activation_high",),
-        Activation.CLAMP: ("activation_low", "activation_high"),
-    }.get(problem.activation, ())
+    had = {Activation.CLIPPED_RELU: ("activation_high",), Activation.CLAMP: ("activation_low", "activation_high")}.get(
+        problem.activation, ()
+    )
     return {"activation": problem.activation, **{name: limits[name] for name in had}}
 
 

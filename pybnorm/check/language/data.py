@@ -101,7 +101,7 @@ from pybnorm.devices.cpu import aligned_bytes
 from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.errors import ArgumentError
 from pybnorm.reference import namespaces
-from pybnorm.reference.namespaces import Namespace
+from pybnorm.reference.namespaces import Array, Namespace
 from pybnorm.reference.threads import LARGE, in_threads
 
 __all__ = [
@@ -117,7 +117,6 @@ __all__ = [
     "sums_are_exact",
 ]
 
-Array = npt.NDArray[Any]
 
 GUARD = 256
 """Bytes on each side of an array of a call; a multiple of every alignment that a library assumes of an allocation."""
@@ -398,8 +397,7 @@ class _Chunk:
     def place(self) -> npt.NDArray[np.int64]:
         """Logical index of each element."""
         if self.judge is not None:
-            places: npt.NDArray[np.int64] = self.judge.arange(self.first, self.first + self.count, np.int64)
-            return places
+            return self.judge.arange(self.first, self.first + self.count, np.int64)
         return np.arange(self.first, self.first + self.count, dtype=np.int64)
 
     @property
@@ -426,8 +424,7 @@ class _Chunk:
     def rank(self) -> npt.NDArray[np.int64]:
         """Index of each element among those of its statistic, in logical order."""
         place = self.place
-        result: npt.NDArray[np.int64] = place // (self._inner * self._channels) * self._inner + place % self._inner
-        return result
+        return place // (self._inner * self._channels) * self._inner + place % self._inner
 
     def locate(self, channel: int, rank: int) -> int:
         """Logical index of the element that has this `channel` and `rank`."""
@@ -483,8 +480,7 @@ class _Fill:
         """Memory for data; of a large array with room for guards."""
         dims, dtype = self.problem.dims, numpy_dtype(self.problem.dtype)
         if self.judge is not None:
-            own: Array = self.judge.empty(dims, dtype)
-            return own
+            return self.judge.empty(dims, dtype)
         size = math.prod(dims)
         if size < LARGE:
             return np.empty(dims, dtype)
@@ -496,13 +492,11 @@ class _Fill:
 
     def cycle(self, values: Array, step: int = 1) -> Array:
         """`values` dealt to the channels in turn, in the shape of a parameter."""
-        result: Array = values[(self.index // step) % len(values)].reshape(self.parameters)
-        return result
+        return values[(self.index // step) % len(values)].reshape(self.parameters)
 
     def every_second(self) -> Array:
         """Every second statistic, but not the last."""
-        result: Array = ((self.index % 2 == 0) & (self.index != self.channels - 1)).reshape(self.parameters)
-        return result
+        return ((self.index % 2 == 0) & (self.index != self.channels - 1)).reshape(self.parameters)
 
     def x(self, chunk: _Chunk) -> Array:
         raise NotImplementedError

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm.reference.namespaces import Foreign, Namespace
-
-Array = npt.NDArray[Any]
+from pybnorm.reference.namespaces import Array, Foreign, Namespace
 
 CHUNK = 1 << 15
 """Elements made at a time: what NumPy costs per call hardly counts, and float64 scratch fits a core's cache."""

@@ -47,11 +47,7 @@ __all__ = [
     "drawn_seed",
 ]
 
-OPERATIONS = {
-    "train": Operation.FORWARD_TRAINING,
-    "infer": Operation.FORWARD_INFERENCE,
-    "backward": Operation.BACKWARD,
-}
+OPERATIONS = {"train": Operation.FORWARD_TRAINING, "infer": Operation.FORWARD_INFERENCE, "backward": Operation.BACKWARD}
 COMPOSED = {
     "frozen": Operation.BACKWARD,
     "training_grad": Operation.BACKWARD,
@@ -735,13 +731,11 @@ def drawn_seed() -> int:
 
 
 def _data_type(text: str, argument: str) -> DataType:
-    found: DataType = _word(text, argument, DATA_TYPES)
-    return found
+    return _word(text, argument, DATA_TYPES)
 
 
 def _activation(text: str, argument: str) -> Activation:
-    found: Activation = _word(text, argument, ACTIVATIONS)
-    return found
+    return _word(text, argument, ACTIVATIONS)
 
 
 def _limits(kind: Activation, low: float | None, high: float | None) -> tuple[float | None, float | None]:

@@ -170,11 +170,7 @@ def cudnn_call(problem: Problem) -> str | None:
 
 def vendor_lines(problem: Problem) -> dict[str, str]:
     """Every line that exists for `problem`, by the name of the tool or library."""
-    lines = {
-        "MIOpenDriver": miopen_driver(problem),
-        "benchdnn": benchdnn(problem),
-        "cuDNN": cudnn_call(problem),
-    }
+    lines = {"MIOpenDriver": miopen_driver(problem), "benchdnn": benchdnn(problem), "cuDNN": cudnn_call(problem)}
     return {name: line for name, line in lines.items() if line is not None}
 
 

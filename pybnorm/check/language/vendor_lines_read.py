@@ -36,12 +36,7 @@ _DEFAULTS = {
     **{"I": "0", "f": "0", "x": "1.0", "y": "1.0", "Q": "0"},
 }
 _EPSILON = 1e-3
-_ACTIVATIONS = {
-    "0": Activation.NONE,
-    "3": Activation.RELU,
-    "7": Activation.CLIPPED_RELU,
-    "10": Activation.CLAMP,
-}
+_ACTIVATIONS = {"0": Activation.NONE, "3": Activation.RELU, "7": Activation.CLIPPED_RELU, "10": Activation.CLAMP}
 """By the number that miopenActivationMode_t has."""
 _LAYOUTS = {
     **{"NCHW": Layout.CHANNELS_FIRST, "NCDHW": Layout.CHANNELS_FIRST},

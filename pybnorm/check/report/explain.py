@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
-
-import numpy.typing as npt
 
 from pybnorm.check.judging.bounds import Expected, Point, Status, Tier, Verdict, expect, tiers
 from pybnorm.check.judging.bounds.tally import compare
@@ -19,8 +16,8 @@ from pybnorm.check.language.problem import Problem
 from pybnorm.check.run import runner
 from pybnorm.check.run.guarded import execute
 from pybnorm.check.run.session import Session
+from pybnorm.reference.namespaces import Array
 
-Array = npt.NDArray[Any]
 SCHEMA = "pybnorm.explain/1"
 
 

@@ -237,8 +237,7 @@ def render(template: str, **values: Any) -> str:
         "cases_text": cases_text,
     }
     words["breakable"] = lambda case: escape(case).replace(",", Markup(",<wbr>"))  # a line may end behind each word
-    text: str = place.get_template(template).render(colours=plots.COLOURS, **words, **values)
-    return text
+    return place.get_template(template).render(colours=plots.COLOURS, **words, **values)
 
 
 def _total(backend: str, results: Sequence[CaseResult]) -> dict[str, Any]:

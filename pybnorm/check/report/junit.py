@@ -88,10 +88,7 @@ def _suite(
 def _case(result: CaseResult) -> ET.Element:
     operation = result.case.partition(",")[0]
     case = ET.Element(
-        "testcase",
-        classname=f"{result.backend}.{operation}",
-        name=result.case,
-        time=f"{result.seconds:.3f}",
+        "testcase", classname=f"{result.backend}.{operation}", name=result.case, time=f"{result.seconds:.3f}"
     )
     lines = [result.message] if result.message else []
     lines += [f"known defect{', allowed' if result.allowed else ''}: {result.known}"] if result.known else []

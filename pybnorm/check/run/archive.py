@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm import __version__, _arguments, _files
 from pybnorm._text import reason
@@ -54,8 +53,7 @@ from pybnorm.check.language.problem import Problem
 from pybnorm.check.run import environment
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError
-
-Array = npt.NDArray[Any]
+from pybnorm.reference.namespaces import Array
 
 DOCUMENT = "run.json"
 JOURNAL = "journal.jsonl"

@@ -43,15 +43,7 @@ from pybnorm.check.language.problem import Problem
 from pybnorm.check.run import environment, support
 from pybnorm.check.run.nodes import GRACE, DaskNodes, Dealer, Node, NotRunError, greeted
 from pybnorm.check.run.runner import run_recorded
-from pybnorm.check.run.session import (
-    Session,
-    describe,
-    device_type,
-    identified,
-    label_of,
-    open_session,
-    override,
-)
+from pybnorm.check.run.session import Session, describe, device_type, identified, label_of, open_session, override
 from pybnorm.check.run.worker import TimeLimitError, Worker, failed
 from pybnorm.errors import ArgumentError
 

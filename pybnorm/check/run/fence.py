@@ -21,13 +21,11 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm._arrays import CPU, Buffer
 from pybnorm.devices.cpu import Allocation
 from pybnorm.enums import DataType
-
-Array = npt.NDArray[Any]
+from pybnorm.reference.namespaces import Array
 
 _WIDTH = 16 * mmap.PAGESIZE
 """Bytes without access at each end."""

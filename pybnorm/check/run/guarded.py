@@ -24,7 +24,6 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm import _arguments, errors
 from pybnorm._arrays import CPU, Buffer, Memory
@@ -37,10 +36,8 @@ from pybnorm.check.run.perform import make
 from pybnorm.check.run.session import Session
 from pybnorm.devices.cpu import Allocation, aligned_bytes
 from pybnorm.enums import DataType
-from pybnorm.reference.namespaces import Foreign, Namespace
+from pybnorm.reference.namespaces import Array, Foreign, Namespace
 from pybnorm.reference.threads import LARGE, in_threads
-
-Array = npt.NDArray[Any]
 
 PATTERN = 0xA7
 """Guard byte of outputs and workspace: no value that a kernel would write."""
@@ -139,8 +136,7 @@ class _Guarded:
         assert self.judge is not None
         assert isinstance(memory, Memory)
         session.device.synchronize()  # it is allocated on the session's stream
-        image: Array = self.judge.bytes_at(memory.pointer, memory.nbytes, memory.owner)
-        return image
+        return self.judge.bytes_at(memory.pointer, memory.nbytes, memory.owner)
 
     def _outside(self, image: Array) -> tuple[Array, Array]:
         return image[: self.kind.start], image[self.kind.end :]
@@ -270,8 +266,7 @@ def _upload(image: Array, session: Session) -> Buffer:
 
 
 def _download(memory: Buffer, session: Session) -> Array:
-    result: Array = session.device.to_numpy(memory).view(np.uint8)
-    return result
+    return session.device.to_numpy(memory).view(np.uint8)
 
 
 def _workspace(session: Session, size: int) -> tuple[Buffer | None, Memory | None]:

@@ -15,9 +15,6 @@ import dataclasses
 import itertools
 import threading
 from collections.abc import Iterator
-from typing import Any
-
-import numpy.typing as npt
 
 from pybnorm._arrays import CPU
 from pybnorm.check.judging.bounds import Status, expect
@@ -29,8 +26,8 @@ from pybnorm.check.run.guarded import execute, same_bits
 from pybnorm.check.run.implementations import Implementation
 from pybnorm.check.run.session import Session
 from pybnorm.errors import ArgumentError
+from pybnorm.reference.namespaces import Array
 
-Array = npt.NDArray[Any]
 _FEWEST = 4
 """Calls on the second thread: results may lie in a few buffers in turn."""
 

@@ -369,8 +369,7 @@ class DaskNodes:
         # not by scheduler_info(), which gives what the client has kept, where it could not ask or where its own look,
         # of every few seconds, came in between: and that one has no workers in it
         answer = self._client.sync(self._client.scheduler.identity)
-        workers: dict[str, Any] = answer["workers"]
-        return workers
+        return answer["workers"]
 
     def _submit(self, address: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Future[Any]:
         ours: Future[Any] = Future()

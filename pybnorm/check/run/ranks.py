@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm import _core, devices, operations, sync
 from pybnorm._arrays import Buffer, numpy_dtype
@@ -17,8 +16,8 @@ from pybnorm.check.language import calls
 from pybnorm.check.language.problem import Problem
 from pybnorm.check.run.implementations import CallError
 from pybnorm.check.run.session import Session
+from pybnorm.reference.namespaces import Array
 
-Array = npt.NDArray[Any]
 TIMEOUT = 120.0
 """Seconds that a rank waits for the others."""
 
@@ -121,8 +120,7 @@ def _values(session: Session, buffer: Buffer) -> Array:
     copy = session.device.from_numpy(np.zeros(buffer.dims, numpy_dtype(buffer.dtype)))
     operations.axpby(session.handle, 1.0, buffer, 0.0, copy)
     session.device.synchronize()
-    values: Array = session.device.to_numpy(copy)
-    return values
+    return session.device.to_numpy(copy)
 
 
 def _rank(

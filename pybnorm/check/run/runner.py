@@ -18,8 +18,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy.typing as npt
-
 from pybnorm import _arguments, _core, errors
 from pybnorm._arrays import CPU
 from pybnorm._find import file_digest
@@ -36,15 +34,9 @@ from pybnorm.check.run.environment import visible
 from pybnorm.check.run.guarded import execute, same_bits
 from pybnorm.check.run.implementations import CallError
 from pybnorm.check.run.neighbours import Neighbour
-from pybnorm.check.run.session import (
-    Session,
-    capability_words,
-    describe,
-)
+from pybnorm.check.run.session import Session, capability_words, describe
 from pybnorm.diagnostics import vendor_stderr
-from pybnorm.reference.namespaces import Namespace, on_host
-
-Array = npt.NDArray[Any]
+from pybnorm.reference.namespaces import Array, Namespace, on_host
 
 NOT_KEPT = "the outputs could not be kept: "
 """Beginning of a reason at the end of a result's message; after it nothing more can be saved."""

@@ -94,8 +94,7 @@ class _Implemented(Session):
     """An implementation and the memory that its arrays lie in."""
 
     def claimed(self, problem: Problem) -> Problem:
-        found: Problem = self.handle.claimed(problem)
-        return found
+        return self.handle.claimed(problem)
 
     def capability(self, problem: Problem) -> Capability:
         return Capability(0)

@@ -157,8 +157,7 @@ class Worker:
 
     def describe(self) -> BackendInfo:
         """`pybnorm.check.run.session.describe` in the process: even loading a library cannot take this one down."""
-        info: BackendInfo = self.call(describe, self.backend, timeout=self.timeout)
-        return info
+        return self.call(describe, self.backend, timeout=self.timeout)
 
     def run(self, problem: Problem, keep: str | None = None) -> CaseResult:
         """Run one case; `keep` as in `pybnorm.check.run.runner.run_case`."""

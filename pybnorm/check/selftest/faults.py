@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm import _arguments, devices
 from pybnorm._arrays import Buffer
@@ -22,8 +21,8 @@ from pybnorm.check.language.problem import Problem
 from pybnorm.check.run.runner import run_case
 from pybnorm.check.run.session import Session
 from pybnorm.check.selftest.simulated import Kernels, array_of
+from pybnorm.reference.namespaces import Array
 
-Array = npt.NDArray[Any]
 Call = Callable[[], None]
 Change = Callable[[dict[str, Buffer], Call, int], None]
 
@@ -206,8 +205,7 @@ def _saturated(values: Array) -> Array:
     """The largest finite number for infinity."""
     kind = values.dtype.type
     largest = np.nextafter(kind(np.inf), kind(0))
-    result: Array = np.where(np.isinf(values), np.copysign(largest, values), values)
-    return result
+    return np.where(np.isinf(values), np.copysign(largest, values), values)
 
 
 def _differs(buffers: dict[str, Buffer], right: Call, before: int) -> None:

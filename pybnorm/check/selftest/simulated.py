@@ -11,15 +11,14 @@ import ctypes
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm import _arguments, devices
 from pybnorm._arrays import Buffer, Memory
 from pybnorm.check.language.data import numpy_dtype
 from pybnorm.check.run.session import Session
 from pybnorm.enums import DataType, Mode
+from pybnorm.reference.namespaces import Array
 
-Array = npt.NDArray[Any]
 _Part: TypeAlias = tuple[Array, Array, int]  # mean, sum of squared deviations, count
 
 STYLES = ("two_pass", "sequential", "welford", "folded", "one_pass")

@@ -29,11 +29,12 @@ import numpy as np
 
 from pybnorm import reference
 from pybnorm.check.judging.bounds.classes import Tier, tiers
-from pybnorm.check.judging.bounds.expected import Array, Expected, Part, _Outputs, decided
+from pybnorm.check.judging.bounds.expected import Expected, Part, _Outputs, decided
 from pybnorm.check.judging.bounds.formulas import forward_error
 from pybnorm.check.language import activations
 from pybnorm.check.language.data import round_to
 from pybnorm.enums import Operation
+from pybnorm.reference.namespaces import Array
 
 
 class Activated(Expected):

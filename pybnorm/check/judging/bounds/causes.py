@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm.check.judging.bounds.classes import Tier, tiers
 from pybnorm.check.judging.bounds.expected import Expected
 from pybnorm.check.judging.bounds.tally import compare
 from pybnorm.check.language.data import round_to
 from pybnorm.enums import DataType
-from pybnorm.reference.namespaces import on_host
+from pybnorm.reference.namespaces import Array, on_host
 
-Array = npt.NDArray[Any]
 TRUNCATED = "16-bit results are truncated, not rounded: up to 2x the bound"
 """Note of a FAIL that a store which truncates explains."""
 UNBIASED = "normalized by the unbiased variance, m / (m - 1) too large"
@@ -38,8 +35,7 @@ def _may_be_stored(
 ) -> Array:
     """Say which `values` a monotone `store` makes of something between the ends."""
     low, high = (store(end, dtype).astype(np.float64) for end in ends)
-    result: Array = (low <= values) & (values <= high)
-    return result
+    return (low <= values) & (values <= high)
 
 
 def is_truncated(expected: Expected, output: str, got: Array, classes: tuple[Tier, ...]) -> bool:

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm.check.judging.bounds.classes import BLOCK, Tier, depth
 from pybnorm.check.judging.bounds.expected import Expected
@@ -23,9 +21,8 @@ from pybnorm.check.judging.bounds.tally import compare
 from pybnorm.check.language.data import round_to
 from pybnorm.check.language.problem import DATA_OUTPUTS
 from pybnorm.enums import DataType, Mode, Operation
-from pybnorm.reference.namespaces import on_host
+from pybnorm.reference.namespaces import Array, on_host
 
-Array = npt.NDArray[Any]
 LARGEST = 1 << 26
 """Elements of x of which chains are made; a larger case has none."""
 LONGEST = 1 << 17
@@ -104,8 +101,7 @@ class _Chained(Expected):
         ends = np.add.accumulate(whole.reshape(count, -1, self.chains), axis=1, dtype=rows.dtype)[:, -1]
         while ends.shape[1] > 1:
             ends = ends[:, ::2] + ends[:, 1::2]
-        result: Array = ends
-        return result
+        return ends
 
     def _variance(self, x: Array, mean: Array) -> Array:
         centred = x - mean

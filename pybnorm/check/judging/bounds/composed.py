@@ -46,7 +46,7 @@ import numpy as np
 
 from pybnorm import reference
 from pybnorm.check.judging.bounds.classes import Tier
-from pybnorm.check.judging.bounds.expected import Array, Expected, Part, _Outputs, decided
+from pybnorm.check.judging.bounds.expected import Expected, Part, _Outputs, decided
 from pybnorm.check.judging.bounds.formulas import (
     Deviations,
     Moments,
@@ -58,6 +58,7 @@ from pybnorm.check.judging.bounds.formulas import (
 )
 from pybnorm.check.language.data import Inputs
 from pybnorm.check.language.problem import Problem
+from pybnorm.reference.namespaces import Array
 
 
 class TrainingGrad(Expected):
@@ -336,8 +337,7 @@ class GatherStats(Expected):
     def ordinary(self, tier: Tier) -> Array:
         """Say which statistics can be judged."""
         d = self.deviations(tier)
-        found: Array = np.isfinite(self._mean + self._inverse + d.mean + d.inverse) & ~d.undecided
-        return found
+        return np.isfinite(self._mean + self._inverse + d.mean + d.inverse) & ~d.undecided
 
     def _training(self) -> None:
         problem, inputs = self.problem, self.inputs

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm import _arguments, reference
 from pybnorm.check.judging.bounds.classes import Tier, precision
@@ -31,10 +30,8 @@ from pybnorm.check.language.problem import DATA_OUTPUTS, Problem, checked
 from pybnorm.enums import Mode, Operation
 from pybnorm.errors import ArgumentError
 from pybnorm.reference.blocks import reduce_in_threads, share_of_blocks
-from pybnorm.reference.namespaces import Foreign, beside
+from pybnorm.reference.namespaces import Array, Foreign, beside
 from pybnorm.reference.threads import LARGE, threads
-
-Array = npt.NDArray[Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +46,7 @@ class Part:
 
 def decided(bound: Array) -> Array:
     """Mark a bound as deciding everywhere: no element is undecided."""
-    result: Array = np.broadcast_to(beside(np.zeros((1,) * bound.ndim, bool), bound), bound.shape)
-    return result
+    return np.broadcast_to(beside(np.zeros((1,) * bound.ndim, bool), bound), bound.shape)
 
 
 class _Outputs(Mapping[str, Array]):
@@ -272,8 +268,7 @@ class Expected:
             d = self.deviations(tier)
             differ = (values.max(axis=axes) > values.min(axis=axes)) | (self.problem.m == 1)
             right = np.isfinite(self._mean + self._inverse + d.mean + d.inverse) & ~d.undecided
-        found: Array = differ.reshape(right.shape) & right
-        return found
+        return differ.reshape(right.shape) & right
 
     def _absolute_sums(self, one_pass: bool) -> tuple[Array, Array]:
         """S and W of backward."""
@@ -476,8 +471,7 @@ class Expected:
         kept = np.abs((1 - f) * old.astype(np.float64))
         # where the batch's statistics may be lost on the way, 0 times them may be NaN
         share = np.where(np.isinf(slack), np.inf, f * slack)
-        result: Array = share + (roundings * u + u_p) * (kept + np.abs(f * batch))
-        return result
+        return share + (roundings * u + u_p) * (kept + np.abs(f * batch))
 
 
 def _without_lost(error: Array, x: Array, mean: Array, reach: Array) -> Array:

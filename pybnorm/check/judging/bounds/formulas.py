@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm.check.judging.bounds.classes import Tier
-
-Array = npt.NDArray[Any]
+from pybnorm.reference.namespaces import Array
 
 
 class Moments(NamedTuple):
@@ -60,8 +58,7 @@ def inverse_deviation(variance: Array, d_variance: Array, r: Array, epsilon: flo
     """Say how far 1 / sqrt(variance + epsilon) is off for a variance that is off by `d_variance`, without roundings."""
     above = 1 / np.sqrt(np.maximum(variance - d_variance, 0) + (epsilon if epsilon >= tiny else 0.0)) - r
     below = r - 1 / np.sqrt(variance + d_variance + epsilon)
-    deviation: Array = np.maximum(above, below)
-    return deviation
+    return np.maximum(above, below)
 
 
 def in_range(d_mean: Array, d_variance: Array, d_inverse: Array, r: Array, lost: Array) -> Deviations:
@@ -172,8 +169,7 @@ def blended(result: Array, alpha: float, beta: float, prior: Array | None) -> Ar
     """alpha * result + beta * prior."""
     if beta != 0:
         assert prior is not None
-        blend: Array = alpha * result + beta * prior
-        return blend
+        return alpha * result + beta * prior
     return result if alpha == 1 else alpha * result
 
 

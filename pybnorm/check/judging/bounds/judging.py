@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm import _arguments
 from pybnorm.check.judging.bounds import not_finite
@@ -25,10 +23,8 @@ from pybnorm.check.judging.bounds.verdict import WORST_POINTS, Point, Status, Ve
 from pybnorm.check.judging.bounds.where import levels, put
 from pybnorm.check.language.data import sums_are_exact
 from pybnorm.errors import ArgumentError
-from pybnorm.reference.namespaces import Foreign
+from pybnorm.reference.namespaces import Array, Foreign
 from pybnorm.reference.rounding import _data_type
-
-Array = npt.NDArray[Any]
 
 
 def judge(expected: Expected, output: str, got: Array) -> Verdict:

@@ -40,14 +40,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm.check.judging.bounds.classes import Tier
 from pybnorm.check.judging.bounds.expected import Expected, Part
 from pybnorm.check.language.problem import DATA_OUTPUTS
 from pybnorm.enums import Operation
+from pybnorm.reference.namespaces import Array
 
-Array = npt.NDArray[Any]
 _SIGNED = ("saved_mean", "running_mean", "dbias")
 """Outputs whose infinity has the definition's sign in every formula; y of inference too."""
 
@@ -163,8 +162,7 @@ def _other(expected: Expected, output: str, values: Array, tier: Tier, where: Ar
     else:
         (part,) = type(expected)(problem, dataclasses.replace(inputs, **zero)).parts(output, values, (tier,))
         right, bound = part.reference, part.classes[0][0]
-    wrong: Array = ~(np.abs(values - right) <= bound)
-    return wrong
+    return ~(np.abs(values - right) <= bound)
 
 
 _WEIGHTLESS = "neither NaN nor what comes without the statistics that have no weight"

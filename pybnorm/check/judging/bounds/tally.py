@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm.check.judging.bounds.classes import Tier
 from pybnorm.check.judging.bounds.expected import Expected, Part
@@ -15,10 +14,8 @@ from pybnorm.check.judging.bounds.verdict import WORST_POINTS, Point
 from pybnorm.check.language.data import round_to
 from pybnorm.check.language.problem import DATA_OUTPUTS
 from pybnorm.enums import DataType
-from pybnorm.reference.namespaces import Foreign
+from pybnorm.reference.namespaces import Array, Foreign
 from pybnorm.reference.threads import in_threads
-
-Array = npt.NDArray[Any]
 
 
 @dataclasses.dataclass

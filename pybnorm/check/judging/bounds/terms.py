@@ -5,15 +5,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm.check.judging.bounds.classes import Tier
 from pybnorm.check.judging.bounds.expected import Expected
-
-Array = npt.NDArray[Any]
+from pybnorm.reference.namespaces import Array
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm.check.judging.bounds.classes import LONG, Tier, tiers
 from pybnorm.check.judging.bounds.expected import Expected
@@ -17,9 +16,7 @@ from pybnorm.check.language import activations
 from pybnorm.check.language.data import Inputs, round_to
 from pybnorm.check.language.problem import Problem
 from pybnorm.enums import Mode, Operation
-from pybnorm.reference.namespaces import Foreign
-
-Array = npt.NDArray[Any]
+from pybnorm.reference.namespaces import Array, Foreign
 
 
 def untrusted(problem: Problem, inputs: Inputs, one_pass: bool = False) -> list[str]:
@@ -87,8 +84,7 @@ def _ordinary(expected: Expected, tier: Tier) -> Array:
     x = expected.inputs.x.astype(np.float64)
     shows = activations.inside(problem, _before_activation(problem, expected.inputs)) * (x != expected.statistics[0])
     axes = 0 if problem.mode == Mode.PER_ACTIVATION else (0, *range(2, x.ndim))
-    found: Array = ordinary & shows.any(axis=axes).ravel()
-    return found
+    return ordinary & shows.any(axis=axes).ravel()
 
 
 def _pick(array: Array, chosen: list[int], per_activation: bool) -> Array:

@@ -21,16 +21,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm.check.judging.bounds.classes import Tier
 from pybnorm.check.judging.bounds.expected import Expected
 from pybnorm.check.judging.bounds.tally import held
 from pybnorm.check.judging.bounds.verdict import Verdict
 from pybnorm.check.language.problem import DATA_OUTPUTS
-from pybnorm.reference.namespaces import on_host
+from pybnorm.reference.namespaces import Array, on_host
 
-Array = npt.NDArray[Any]
 Place = tuple[tuple[slice, ...], Array]
 """A block, and which of its elements."""
 
@@ -266,8 +264,7 @@ class _Condition:
             return np.isin(values, self.few)
         if self.modulus:
             values = values % self.modulus
-        result: Array = (values >= self.low) & (values <= self.high)
-        return result
+        return (values >= self.low) & (values <= self.high)
 
     @functools.cached_property
     def bits(self) -> float:
