@@ -41,7 +41,7 @@ def results():
         result.verdicts = [
             dataclasses.replace(v, ratio=ratio, ratios={v.tier: ratio}, output=name)
             for v in result.verdicts
-            for name in html._TITLES
+            for name in html.TITLES
         ]
         for verdict in result.verdicts[:1]:
             verdict.picture = ["..9", "x.1"]

@@ -23,38 +23,25 @@ from pybnorm.check.language.problem import DATA_TYPES, LAYOUTS, MODES
 
 SCHEMA = "pybnorm.check/1"
 """Name of the JSON document of a run; ``pybnorm/check/schema.json`` describes it."""
+_RUNNING = {"running_mean": "run.mean", "running_variance": "run.var"}
+_TRAINED = {"y": "y", "saved_mean": "mean", "saved_inv_variance": "inv.var", **_RUNNING}
+_SUMS = {"dscale": "dscale", "dbias": "dbias"}
 OUTPUTS = {
-    "train": {
-        "y": "y",
-        "saved_mean": "mean",
-        "saved_inv_variance": "inv.var",
-        "running_mean": "run.mean",
-        "running_variance": "run.var",
-    },
+    "train": _TRAINED,
     "infer": {"y": "y"},
-    "backward": {"dx": "dx", "dscale": "dscale", "dbias": "dbias", "dz": "dz"},
-    "frozen": {"dx": "dx", "dscale": "dscale", "dbias": "dbias"},
-    "training_grad": {"dx": "dx", "dscale": "dscale", "dbias": "dbias"},
-    "backward_reduce": {"sum_dy": "sum_dy", "sum_dy_xmu": "sum_dy_xmu", "dscale": "dscale", "dbias": "dbias"},
+    "backward": {"dx": "dx", **_SUMS, "dz": "dz"},
+    "frozen": {"dx": "dx", **_SUMS},
+    "training_grad": {"dx": "dx", **_SUMS},
+    "backward_reduce": {"sum_dy": "sum_dy", "sum_dy_xmu": "sum_dy_xmu", **_SUMS},
     "backward_elemt": {"dx": "dx"},
     "elemt": {"y": "y"},
-    "sync_train": {
-        "y": "y",
-        "saved_mean": "mean",
-        "saved_inv_variance": "inv.var",
-        "running_mean": "run.mean",
-        "running_variance": "run.var",
-    },
-    "sync_backward": {"dx": "dx", "dscale": "dscale", "dbias": "dbias"},
-    "gather_stats": {
-        "mean": "merged mean",
-        "variance": "merged var",
-        "inv_variance": "merged inv.var",
-        "running_mean": "run.mean",
-        "running_variance": "run.var",
-    },
+    "sync_train": _TRAINED,
+    "sync_backward": {"dx": "dx", **_SUMS},
+    "gather_stats": {"mean": "merged mean", "variance": "merged var", "inv_variance": "merged inv.var", **_RUNNING},
 }
 """Outputs of each operation, with their titles in tables and plots."""
+TITLES = {name: title for outputs in OUTPUTS.values() for name, title in outputs.items()}
+"""The title of each output."""
 _HOST = re.compile(r"host-[0-9a-f]{8}")
 _CODE = re.compile(r"PBN_E_\w+ \(-?\d+\): ")
 _WHERE = re.compile(r"\w+Error: (?:\w+ \w+: )?" + f"(?:{_CODE.pattern})?")
@@ -389,6 +376,17 @@ def ratio_text(value: float) -> str:
     if value == 0:
         return "0"
     return f"{value:.2f}" if 0.01 <= value < 100 else f"{value:.0e}"
+
+
+def point_titles(verdict: Verdict) -> list[str]:
+    """The titles of `point_cells` of a verdict."""
+    return ["index", "reference", "got", f"bound ({verdict.tier})", "error / bound"]
+
+
+def point_cells(point: Point) -> list[str]:
+    """A point as the cells of a table."""
+    numbers = f"{point.reference:.9g}", f"{point.got:.9g}", f"{point.bound:.3g}", ratio_text(point.ratio)
+    return [",".join(map(str, point.index)), *numbers]
 
 
 def cases_text(count: int, kind: str = "") -> str:

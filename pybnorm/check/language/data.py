@@ -878,30 +878,18 @@ _FILLS: dict[str, type[_Exact | _Paired | _Randn]] = {
 def names(problem: Problem) -> dict[str, tuple[str, tuple[int, ...], DataType, bool]]:
     """List what an archive for `problem` may hold: name to field, shape, dtype, and whether it must be there."""
     data, parameters = (problem.dims, problem.dtype), (problem.parameter_dims, problem.parameter_dtype)
-    found = {"x": ("x", *data, True)}
-    if problem.composed:
-        betas = {"prior": problem.beta, "prior_scale": problem.beta_param, "prior_bias": problem.beta_param}
-        return {
-            t.name: (t.values, *(data if t.data else parameters), bool(betas.get(t.values, True)))
-            for t in calls.tensors(problem)
-            if t.values
-        }
-    if problem.operation == Operation.BACKWARD:
-        found |= {"dy": ("dy", *data, True), "scale": ("scale", *parameters, True)}
-        if problem.saved:
-            found |= {n: (n, *parameters, True) for n in ("saved_mean", "saved_inv_variance")}
-        found |= {
-            "dx": ("prior", *data, bool(problem.beta)),
-            "dscale": ("prior_scale", *parameters, bool(problem.beta_param)),
-            "dbias": ("prior_bias", *parameters, bool(problem.beta_param)),
-        }
-        return found
-    found |= {n: (n, *parameters, True) for n in ("scale", "bias")}
-    if problem.inverse:
-        found |= {n: (n, *parameters, True) for n in ("saved_mean", "saved_inv_variance")}
-    elif problem.operation == Operation.FORWARD_INFERENCE or problem.running:
-        found |= {"running_mean": ("mean", *parameters, True), "running_variance": ("variance", *parameters, True)}
-    return found | {"y": ("prior", *data, bool(problem.beta))}
+    betas = {"prior": problem.beta, "prior_scale": problem.beta_param, "prior_bias": problem.beta_param}
+
+    def name(tensor: calls.Tensor) -> str:
+        """The argument; of inference from the inverse standard deviation the field, as no argument has that name."""
+        is_inverse = problem.inverse and not problem.composed and tensor.values.startswith("saved")
+        return tensor.values if is_inverse else tensor.name
+
+    return {
+        name(t): (t.values, *(data if t.data else parameters), bool(betas.get(t.values, True)))
+        for t in calls.tensors(problem)
+        if t.values
+    }
 
 
 def read(problem: Problem) -> Inputs:

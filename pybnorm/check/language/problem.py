@@ -730,14 +730,6 @@ def drawn_seed() -> int:
     return secrets.randbits(32)
 
 
-def _data_type(text: str, argument: str) -> DataType:
-    return _word(text, argument, DATA_TYPES)
-
-
-def _activation(text: str, argument: str) -> Activation:
-    return _word(text, argument, ACTIVATIONS)
-
-
 def _limits(kind: Activation, low: float | None, high: float | None) -> tuple[float | None, float | None]:
     """The limits of an activation, those by default where None is given; None for one that it does not have."""
     given = {"low": low, "high": high}
@@ -763,19 +755,12 @@ def _saved(text: str, argument: str) -> bool | str:
     return text if text == "variance" else text == "1"
 
 
-def _text(text: str, argument: str) -> str:
-    return text
-
-
 _READERS: dict[str, Callable[[str, str], Any]] = dict.fromkeys(_ORDER, _number) | {
-    "fill": _text,
-    "data": _text,
-    **dict.fromkeys(CHOICES, _text),
-    "algorithm": _text,
+    **dict.fromkeys(("fill", "data", "algorithm", *CHOICES), lambda text, _: text),
     **dict.fromkeys(FLAGS, _flag),
     "saved": _saved,
-    "params": _data_type,
-    "activation": _activation,
+    "params": lambda text, argument: _word(text, argument, DATA_TYPES),
+    "activation": lambda text, argument: _word(text, argument, ACTIVATIONS),
     **dict.fromkeys(_RANGES, _integer),
     "seed": _seed,
 }

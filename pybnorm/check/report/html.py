@@ -13,7 +13,7 @@ from typing import IO, Any
 from pybnorm._text import write_visible
 from pybnorm.check.judging.bounds import Status, Verdict
 from pybnorm.check.judging.results import (
-    OUTPUTS,
+    TITLES,
     BackendInfo,
     CaseResult,
     LostNode,
@@ -29,6 +29,8 @@ from pybnorm.check.judging.results import (
     not_run,
     place,
     plain,
+    point_cells,
+    point_titles,
     ratio_text,
     repro,
     verdict_text,
@@ -58,7 +60,6 @@ UNJUDGED = (
 _PICTURE = (
     "the error by channel, from the top, and position, from the left; darker is more times the bound, black not finite"
 )
-_TITLES = {name: title for own in OUTPUTS.values() for name, title in own.items()}
 
 
 def require() -> None:
@@ -133,7 +134,7 @@ def _cases(
     results: Sequence[CaseResult], plainly: Sequence[CaseResult], found: Sequence[Any], shown: Sequence[int]
 ) -> dict[str, Any]:
     """The table of cases."""
-    outputs = [n for n in _TITLES if any(v.output == n for r in results for v in r.verdicts)]
+    outputs = [n for n in TITLES if any(v.output == n for r in results for v in r.verdicts)]
     cause = {id(r): f"{number} {c.text}" for number, c in enumerate(found, 1) for r in c.cases}
     columns = [
         Column("status", "badge", [r.status.value for r in results], [s.value for s in Status]),
@@ -144,7 +145,7 @@ def _cases(
         Column("case", "case", [r.case for r in results]),
     ]
     verdicts = [{v.output: v for v in r.verdicts} for r in results]
-    columns += [Column(_TITLES[n], "ratio", [_cell(own.get(n)) for own in verdicts]) for n in outputs]
+    columns += [Column(TITLES[n], "ratio", [_cell(own.get(n)) for own in verdicts]) for n in outputs]
     columns.append(Column("repeat", "pick", [{"": "", "equal": "="}.get(r.repeat, "differs") for r in results]))
     commands = {
         r.backend: repro(dataclasses.replace(p, case="CASE", judge="")) for r, p in zip(results, plainly, strict=True)
@@ -188,18 +189,8 @@ def _details(result: CaseResult) -> list[Block]:
         if verdict.status != Status.PASS:
             blocks.append(("p", f"{verdict.output}: {verdict_text(verdict)}"))
             if verdict.worst:
-                titles = ["index", "reference", "got", f"bound ({verdict.tier})", "error / bound"]
-                points = [
-                    [
-                        ",".join(map(str, p.index)),
-                        f"{p.reference:.9g}",
-                        f"{p.got:.9g}",
-                        f"{p.bound:.3g}",
-                        ratio_text(p.ratio),
-                    ]
-                    for p in verdict.worst
-                ]
-                blocks.append(("table", f"the worst elements of {verdict.output}", titles, points))
+                points = [point_cells(p) for p in verdict.worst]
+                blocks.append(("table", f"the worst elements of {verdict.output}", point_titles(verdict), points))
             if verdict.picture:
                 blocks.append(("picture", f"{verdict.output}: {_PICTURE}", verdict.picture))
     return blocks

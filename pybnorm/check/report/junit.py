@@ -20,7 +20,7 @@ from pybnorm.check.judging.results import (
     CaseResult,
     cell_text,
     label,
-    ratio_text,
+    point_cells,
     repro,
     verdict_text,
     version_text,
@@ -115,11 +115,8 @@ def _headline(result: CaseResult) -> str:
 def _verdict(verdict: Verdict) -> str:
     lines = [f"{verdict.output}: {verdict_text(verdict)}"]
     for point in verdict.worst:
-        index = ",".join(map(str, point.index))
-        lines.append(
-            f"  [{index}] reference {point.reference:.9g}, got {point.got:.9g}, bound {point.bound:.3g}, "
-            f"error / bound {ratio_text(point.ratio)}"
-        )
+        index, right, got, bound, ratio = point_cells(point)
+        lines.append(f"  [{index}] reference {right}, got {got}, bound {bound}, error / bound {ratio}")
     return "\n".join(lines)
 
 

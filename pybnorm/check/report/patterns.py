@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from pybnorm.check.judging.bounds import Status
-from pybnorm.check.judging.results import OUTPUTS, CaseResult, by_label
+from pybnorm.check.judging.results import TITLES, CaseResult, by_label
 
 WORDS = 3
 """Words that a cause may have."""
@@ -17,7 +17,6 @@ MOST = 8
 """Causes of one kind of failure; the rest of its cases are one more."""
 _SHAPE = 4  # position of the shape in a case: the least telling word
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d[\d.e+-]*")
-_TITLES = {name: title for own in OUTPUTS.values() for name, title in own.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Cause:
     def outputs(self) -> list[str]:
         """The outputs that did not pass in any of the cases, as tables call them."""
         wrong = {v.output for r in self.cases for v in r.verdicts if v.status != Status.PASS}
-        return list(dict.fromkeys(title for name, title in _TITLES.items() if name in wrong))
+        return list(dict.fromkeys(title for name, title in TITLES.items() if name in wrong))
 
     @property
     def text(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pybnorm.check.judging.bounds import Status
-from pybnorm.check.judging.results import OUTPUTS, CaseResult, cases_text, place
+from pybnorm.check.judging.results import TITLES, CaseResult, cases_text, place
 
 COLOURS = {
     "PASS": "#278550",
@@ -47,7 +47,6 @@ INK = "#0b0c0d"
 """Replaced by the page's text colour."""
 Point = tuple[str, float, str, int]
 """Output, ratio, status or outcome, and the number of the case's row."""
-_TITLES = {name: title for own in OUTPUTS.values() for name, title in own.items()}
 _GOOD = ("PASS", "UNSUPPORTED", "refused", "agree", "equal", "within")
 _MARKERS = {
     "WARN": "^",
@@ -72,7 +71,7 @@ def strips(panels: Mapping[str, Sequence[Point]]) -> str:
     """
     if not panels:
         return "<p>No output was judged.</p>"
-    outputs = [n for n in _TITLES if any(n == p[0] for points in panels.values() for p in points)]
+    outputs = [n for n in TITLES if any(n == p[0] for points in panels.values() for p in points)]
     across = min(len(panels), 2)
     down = math.ceil(len(panels) / across)
     with _style():
@@ -100,7 +99,7 @@ def strips(panels: Mapping[str, Sequence[Point]]) -> str:
                     drawn.set_urls([f"#case-{p[3]}" for p in own])
             axis.axhline(1, color=INK, linewidth=0.9, linestyle="--", zorder=1)
             axis.set(yscale="log", ylim=(FLOOR / 2, CEILING * 2), xlim=(-0.5, len(outputs) - 0.5), title=title)
-            axis.set_xticks(range(len(outputs)), [_TITLES[n] for n in outputs])
+            axis.set_xticks(range(len(outputs)), [TITLES[n] for n in outputs])
             axis.set_yticks(
                 [FLOOR, 1e-4, 1e-3, 1e-2, 0.1, 1, 10, 100, 1e3, 1e4, CEILING],
                 ["0", "1e-4", "1e-3", "0.01", "0.1", "1", "10", "100", "1e3", "1e4", "inf"],

@@ -24,7 +24,8 @@ from pybnorm.check.judging.results import (
     groups,
     label,
     plain,
-    ratio_text,
+    point_cells,
+    point_titles,
     repro,
     verdict_text,
     version_text,
@@ -230,11 +231,10 @@ def _print_verdict(console: Console, verdict: Verdict) -> None:
     if verdict.status == Status.PASS or not verdict.worst:
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2))
-    for title in ("index", "reference", "got", f"bound ({verdict.tier})", "error / bound"):
+    for title in point_titles(verdict):
         table.add_column(title, justify="right", no_wrap=True)
     for point in verdict.worst:
-        numbers = (f"{point.reference:.9g}", f"{point.got:.9g}", f"{point.bound:.3g}", ratio_text(point.ratio))
-        table.add_row(",".join(map(str, point.index)), *numbers)
+        table.add_row(*point_cells(point))
     console.print(table)
 
 

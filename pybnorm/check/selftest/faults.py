@@ -58,16 +58,13 @@ class Faulty(Kernels):
                 self.change({n: b for n, b in named.items() if isinstance(b, Buffer)}, right, self.calls)
         self.calls += 1
 
-    def forward_training(self, **named: Any) -> None:  # type: ignore[override]
-        """Do as `pybnorm.Handle.forward_training`, with the fault."""
+    def forward_training(self, **named: Any) -> None:  # type: ignore[override]  # noqa: D102
         self.through(super().forward_training, named)
 
-    def forward_inference(self, **named: Any) -> None:  # type: ignore[override]
-        """Do as `pybnorm.Handle.forward_inference`, with the fault."""
+    def forward_inference(self, **named: Any) -> None:  # type: ignore[override]  # noqa: D102
         self.through(super().forward_inference, named)
 
-    def backward(self, **named: Any) -> None:  # type: ignore[override]
-        """Do as `pybnorm.Handle.backward`, with the fault."""
+    def backward(self, **named: Any) -> None:  # type: ignore[override]  # noqa: D102
         self.through(super().backward, named)
 
 
@@ -84,15 +81,28 @@ def _result(buffers: dict[str, Buffer]) -> Array:
     return array_of(next(buffers[name] for name in ("dx", "y", "sum_dy", "mean") if name in buffers))
 
 
-def reads(name: str, elements: int) -> Change:
-    """Adds what lies beside an input to one element of the result."""
+def _after(alter: Callable[[dict[str, Buffer], int], object]) -> Change:
+    """The right call, and then what `alter` does to its buffers; it is told how many calls came before, too."""
 
     def change(buffers: dict[str, Buffer], right: Call, before: int) -> None:
         right()
-        out, stray = _result(buffers), _beside(buffers[name], elements)
-        out.flat[0] = out.flat[0] + stray[0] * out.dtype.type(2.0**-10)
+        alter(buffers, before)
 
     return change
+
+
+def _add(values: Array, more: Any) -> None:
+    values.flat[0] = values.flat[0] + more
+
+
+def reads(name: str, elements: int) -> Change:
+    """Adds what lies beside an input to one element of the result."""
+
+    def alter(buffers: dict[str, Buffer], before: int) -> None:
+        out = _result(buffers)
+        _add(out, _beside(buffers[name], elements)[0] * out.dtype.type(2.0**-10))
+
+    return _after(alter)
 
 
 def reads_gap(buffers: dict[str, Buffer], right: Call, before: int) -> None:
@@ -106,23 +116,12 @@ def reads_gap(buffers: dict[str, Buffer], right: Call, before: int) -> None:
 
 def writes(name: str, elements: int) -> Change:
     """Writes beside an output."""
-
-    def change(buffers: dict[str, Buffer], right: Call, before: int) -> None:
-        right()
-        _beside(buffers[name], elements)[0] = 0
-
-    return change
+    return _after(lambda buffers, _: _beside(buffers[name], elements).fill(0))
 
 
 def changes(name: str) -> Change:
     """Writes into an input."""
-
-    def change(buffers: dict[str, Buffer], right: Call, before: int) -> None:
-        right()
-        values = array_of(buffers[name])
-        values.flat[0] = values.flat[0] + 1
-
-    return change
+    return _after(lambda buffers, _: _add(array_of(buffers[name]), 1))
 
 
 def not_written(*names: str) -> Change:
@@ -143,19 +142,13 @@ def _block_not_written(buffers: dict[str, Buffer], right: Call, before: int) -> 
     _result(buffers)[-1, -1, -1] = old[-1, -1, -1]
 
 
-def second_call(buffers: dict[str, Buffer], right: Call, before: int) -> None:
-    """Every second call is wrong."""
-    right()
-    if before % 2:
-        out = _result(buffers)
-        out[...] = out * out.dtype.type(1.25)
+def _quarter_more(buffers: dict[str, Buffer]) -> None:
+    out = _result(buffers)
+    out[...] = out * out.dtype.type(1.25)
 
 
-def _first_call(buffers: dict[str, Buffer], right: Call, before: int) -> None:
-    right()
-    if not before:
-        out = _result(buffers)
-        out[...] = out * out.dtype.type(1.25)
+second_call = _after(lambda buffers, before: _quarter_more(buffers) if before % 2 else None)
+"""Every second call is wrong."""
 
 
 def _in_place(buffers: dict[str, Buffer], right: Call, before: int) -> None:
@@ -186,14 +179,11 @@ def changes_input(name: str, change: Callable[[Array], Array]) -> Change:
 def _output(change: Callable[[Array], Array], *names: str) -> Change:
     """Make a fault that changes what is written."""
 
-    def through(buffers: dict[str, Buffer], right: Call, before: int) -> None:
-        right()
-        for name in names:
-            if name in buffers:
-                values = array_of(buffers[name])
-                values[...] = change(values)
+    def alter(buffers: dict[str, Buffer], before: int) -> None:
+        for values in (array_of(buffers[name]) for name in names if name in buffers):
+            values[...] = change(values)
 
-    return through
+    return _after(alter)
 
 
 def _spread(values: Array) -> Array:
@@ -208,22 +198,13 @@ def _saturated(values: Array) -> Array:
     return np.where(np.isinf(values), np.copysign(largest, values), values)
 
 
-def _differs(buffers: dict[str, Buffer], right: Call, before: int) -> None:
-    """The last bit of a result is another one at every second call."""
-    right()
-    if before % 2:
-        out = _result(buffers)
-        out.flat[0] = np.nextafter(out.flat[0], out.dtype.type(np.inf))
+def _next(values: Array) -> None:
+    values.flat[0] = np.nextafter(values.flat[0], values.dtype.type(np.inf))
 
 
 def shares(one: str, other: str) -> Change:
     """Two outputs through the same memory of the kernel's own: the first gets what the second is."""
-
-    def change(buffers: dict[str, Buffer], right: Call, before: int) -> None:
-        right()
-        array_of(buffers[one])[...] = array_of(buffers[other])
-
-    return change
+    return _after(lambda buffers, _: np.copyto(array_of(buffers[one]), array_of(buffers[other])))
 
 
 def aligned(bytes_: int, skips: bool) -> Change:
@@ -308,7 +289,10 @@ FAULTS: dict[str, Fault] = {
     "dscale not written": Fault(not_written("dscale"), (_BACKWARD,)),
     "last row of the result not written": Fault(_block_not_written, (_TRAIN, _BACKWARD, _INFER)),
     "second call is wrong": Fault(second_call, tuple(f"{line},repeats=2" for line in (_TRAIN, _BACKWARD, _INFER))),
-    "first call is wrong": Fault(_first_call, tuple(f"{line},repeats=2" for line in (_TRAIN, _BACKWARD, _INFER))),
+    "first call is wrong": Fault(
+        _after(lambda b, before: None if before else _quarter_more(b)),
+        tuple(f"{line},repeats=2" for line in (_TRAIN, _BACKWARD, _INFER)),
+    ),
     "reads its input after it was overwritten": Fault(
         _in_place, tuple(f"{line},inplace=1" for line in (_TRAIN, _BACKWARD))
     ),
@@ -322,7 +306,9 @@ FAULTS: dict[str, Fault] = {
     "takes dy's channels-last memory for channels-first": Fault(other_order("dy"), _LAST[1:2]),
     "takes strided memory for packed": Fault(other_order("x"), _STRIDED),
     "another last bit at another call": Fault(
-        _differs, tuple(f"{line},bitwise=1" for line in (_TRAIN, _BACKWARD, _INFER)), Status.NONDETERMINISTIC
+        _after(lambda buffers, before: _next(_result(buffers)) if before % 2 else None),
+        tuple(f"{line},bitwise=1" for line in (_TRAIN, _BACKWARD, _INFER)),
+        Status.NONDETERMINISTIC,
     ),
     "NaN in x taken for 0": Fault(changes_input("x", lambda a: np.where(np.isnan(a), 0, a)), _NAN),
     "values of x that are not finite taken for 0": Fault(

@@ -86,7 +86,6 @@ class _Element:
         return text + (f" + {tier.spread:.3g} u |mu|" if tier.spread is not None else "")
 
     def saved_mean(self) -> list[Term]:
-        """Terms of the error of the mean."""
         return [
             Term(f"dmu = {self.mean_formula()}", self.d_mean),
             Term("stored: u_p |mu|", self.p.u_param * abs(self.mean)),
@@ -94,7 +93,6 @@ class _Element:
         ]
 
     def saved_inv_variance(self) -> list[Term]:
-        """Terms of the error of the inverse standard deviation, or of the variance in its place."""
         if self.expected.problem.saves_variance:
             size = float(self.expected.moments.variance[self.place])
             return [
@@ -109,7 +107,6 @@ class _Element:
         ]
 
     def running(self, text: str, old: Array, new: float, slack: float, roundings: int) -> list[Term]:
-        """Terms of the error of a running average of a value that is off by `slack`."""
         f, p = self.expected.problem.factor, self.p
         kept = abs((1 - f) * self.at(old.astype(np.float64))) + abs(f * new)
         return [
@@ -119,12 +116,10 @@ class _Element:
         ]
 
     def running_mean(self) -> list[Term]:
-        """Terms of the error of the running mean."""
         old = self.expected.inputs.need("mean")
         return self.running(f"f dmu, dmu = {self.mean_formula()}", old, self.mean, self.d_mean, 3)
 
     def running_variance(self) -> list[Term]:
-        """Terms of the error of the running variance."""
         c = self.expected.problem.correction
         variance = float(self.expected.moments.variance[self.place])
         old = self.expected.inputs.need("variance")
@@ -135,17 +130,14 @@ class _Element:
     # ---------------------------------------------------------------- sums over dy
 
     def dbias(self) -> list[Term]:
-        """Terms of the error of the sum of dy."""
         text = "E_b = 4 u |dbias|" if self.tier.exact else f"E_b = h u S, h = {self.tier.h:.4g}"
         right = self.at(self.expected.outputs["dbias"])
         return self.finish("dbias", right, [Term(text, self.at(self.expected.sum_errors(self.tier)[1]))])
 
     def dscale(self) -> list[Term]:
-        """Terms of the error of the sum of dy x_hat."""
         return self.finish("dscale", self.at(self.expected.outputs["dscale"]), self.dscale_terms())
 
     def dscale_terms(self) -> list[Term]:
-        """E of dscale."""
         tier = self.tier
         whole = self.at(self.expected.sum_errors(tier)[0])
         dscale, dbias = (abs(self.at(self.expected.outputs[n])) for n in ("dscale", "dbias"))
@@ -163,7 +155,6 @@ class _Element:
     # ---------------------------------------------------------------- elements
 
     def y(self) -> list[Term]:
-        """Terms of the error of an element of y."""
         x = self.values("x")
         signed, shift = self.parameter("scale"), self.parameter("bias")
         scale, bias = abs(signed), abs(shift)
@@ -181,7 +172,6 @@ class _Element:
         )
 
     def dx(self) -> list[Term]:
-        """Terms of the error of an element of dx."""
         u, m, r = self.p.u, self.m, self.r
         x, dy, signed = self.values("x"), self.values("dy"), self.parameter("scale")
         scale = abs(signed)
@@ -207,11 +197,9 @@ class _Element:
         return self.finish("dx", result, found)
 
     def values(self, name: str) -> float:
-        """The element's x, dy or prior."""
         return float(self.expected.inputs.need(name)[self.index])
 
     def parameter(self, name: str) -> float:
-        """A parameter of its statistic."""
         return self.at(self.expected.inputs.need(name).astype(np.float64))
 
     def finish(self, output: str, right: float, found: list[Term]) -> list[Term]:
