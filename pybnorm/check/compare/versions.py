@@ -85,10 +85,7 @@ class Matrix:
 
 
 def read(paths: Sequence[str | os.PathLike[str]]) -> list[Version]:
-    """The runs at `paths`, folders of ``check --save`` or files of ``check --json``, each of one library.
-
-    Raises ArgumentError: one is neither, or has several libraries, or another than the first.
-    """
+    """The runs at `paths`, folders of ``check --save`` or files of ``check --json``, each of the same one library."""
     versions: list[Version] = []
     backends: list[str] = []
     for path in paths:
@@ -106,11 +103,7 @@ def read(paths: Sequence[str | os.PathLike[str]]) -> list[Version]:
 
 
 def matrix(versions: Sequence[Version], without: str = "") -> Matrix:
-    """The changes from version to version, the oldest first.
-
-    `without`: cases whose message has this text in one of the runs are left out: those that need a part of the library
-    that was not there, say.
-    """
+    """The changes from version to version, the oldest first; without cases whose message has the text `without`."""
     every = sorted(set.intersection(*(set(v.results) for v in versions)))
     common = [c for c in every if not (without and any(without in v.results[c].message for v in versions))]
     lines = []

@@ -495,8 +495,7 @@ def worst_verdicts(results: Iterable[CaseResult]) -> dict[str, Verdict]:
 
 
 def cell_text(verdict: Verdict) -> str:
-    """The ratio that made a status, with the class that holds the output, or of the bound it is beyond, if not the
-    strictest."""
+    """The ratio that made a status, with the class that holds the output, or whose bound it is beyond."""
     ratio, tier = decisive(verdict)
     named = tier if verdict.status == Status.FAIL else verdict.tier
     if verdict.status in (Status.PASS, Status.WARN, Status.FAIL) and named != next(iter(verdict.ratios), named):

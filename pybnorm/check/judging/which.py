@@ -253,10 +253,7 @@ def _numpy(name: str, value: Any) -> Array:
 
 
 def read_call(path: str) -> dict[str, Any]:
-    """The arguments of `which_convention` that a NumPy archive (``numpy.savez``) has.
-
-    Raises ArgumentError: the file cannot be read, or has something else.
-    """
+    """The arguments of `which_convention` that a NumPy archive (``numpy.savez``) has."""
     known = f"an archive with {', '.join((*ARRAYS, *NUMBERS))}, of which x is needed"
     with _files.archive("--data", path, known) as archive:
         wrong = [name for name in archive.members if name not in (*ARRAYS, *NUMBERS)]

@@ -47,11 +47,7 @@ _LARGEST, _NESTED = 1 << 22, 8
 
 
 def read_benchdnn(line: str) -> Read:
-    """The case of a ``benchdnn --bnorm`` line, with or without the program's name.
-
-    Raises ArgumentError: a word that is not understood, a call that the problem language does not have, or several
-    cases.
-    """
+    """The case of a ``benchdnn --bnorm`` line, which must be one."""
     several = read_benchdnn_lines(line)
     if len(several.found) > 1:
         raise ArgumentError(TOOL, line, f"one problem; this is {len(several.found)}")
@@ -59,11 +55,7 @@ def read_benchdnn(line: str) -> Read:
 
 
 def read_benchdnn_lines(line: str) -> Several:
-    """Every case of a ``benchdnn --bnorm`` line.
-
-    Raises ArgumentError: a word that is not understood, a file that cannot be read, or no problem that the problem
-    language has.
-    """
+    """Every case of a ``benchdnn --bnorm`` line."""
     commands = _Commands()
     given = words(line, TOOL, lambda word: word == "--bnorm" or is_program(word, TOOL))
     commands.take([word for word in given if word != "--bnorm"], None, 0)

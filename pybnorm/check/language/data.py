@@ -534,10 +534,7 @@ class _Dyadic(_Fill):
 class _Exact(_Dyadic):
     @staticmethod
     def _pattern(m: int) -> tuple[list[float], list[int], float]:
-        """Deviations from the mean of m elements, how often each is there, and 1/sqrt(variance + default epsilon).
-
-        The last where it is dyadic.
-        """
+        """Deviations from the mean of m elements, how often each is there, and 1/sqrt(variance + epsilon) if dyadic."""
         if m % 8 == 0:
             return [0.0, 0.5, -0.5], [m // 4, 3 * m // 8, 3 * m // 8], 2.0
         if m % 2 == 0:

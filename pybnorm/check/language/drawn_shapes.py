@@ -20,10 +20,7 @@ _FILLS = ("exact", "randn", "randn", "paired", "sqrteps", "ramp", "relu")
 
 
 def read_shapes(word: str) -> tuple[int, int]:
-    """COUNT and SEED of ``random:COUNT`` or ``random:COUNT:SEED``; a seed that is not there is drawn.
-
-    Raises ArgumentError: it is something else.
-    """
+    """COUNT and SEED of ``random:COUNT`` or ``random:COUNT:SEED``; a seed that is not there is drawn."""
     kind, _, rest = word.partition(":")
     count, _, seed = rest.partition(":")
     if kind != "random" or not (count.isdecimal() and 0 < int(count) <= MOST) or not (not seed or seed.isdecimal()):

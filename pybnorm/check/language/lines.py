@@ -63,10 +63,7 @@ def _count(cases: int, source: str) -> None:
 
 
 def select(cases: Sequence[str], suites: Sequence[str]) -> list[Problem]:
-    """The problems of lines (as `expand`) and of suites (as `load_suite`), each once; of the suite smoke if neither.
-
-    Raises ArgumentError: as for `expand` and `load_suite`; more than `CASES_MAX` problems in all.
-    """
+    """The problems of lines (`expand`) and of suites (`load_suite`), each once; of the suite smoke if neither."""
     reader = _Reader()
     cases = _arguments.items(cases, "cases", "a sequence of lines", CASES_MAX)
     suites = _arguments.items(suites, "suites", "a sequence of names or paths of suites", CASES_MAX)
@@ -83,10 +80,7 @@ def packaged_suites() -> tuple[str, ...]:
 
 
 def load_suite(name_or_path: str | os.PathLike[str]) -> list[Problem]:
-    """The problems of a packaged suite, or of a file.
-
-    Raises ArgumentError: no such suite or file; or as for `read_suite`.
-    """
+    """The problems of a packaged suite, or of a file."""
     reader = _Reader()
     reader.load(_arguments.path(name_or_path, "name_or_path", _suites_allowed()), None, ())
     return list(reader.problems)

@@ -45,10 +45,7 @@ _LAYOUTS = {
 
 
 def read_miopen_driver(line: str) -> Read:
-    """The case of a ``MIOpenDriver bnorm...`` line, with or without the program's name.
-
-    Raises ArgumentError: a word that is not understood.
-    """
+    """The case of a ``MIOpenDriver bnorm...`` line, with or without the program's name."""
     tool = "MIOpenDriver"
     name, *options = words(line, tool, lambda word: is_program(word, tool)) or [""]
     if name not in _NAMES:
@@ -150,10 +147,7 @@ TOOLS: dict[str, Callable[[str], Several]] = {
 
 
 def read_all(tool: str, line: str) -> Several:
-    """Every case of a line of one of `TOOLS`.
-
-    Raises ArgumentError: another tool, or as for its reader.
-    """
+    """Every case of a line of one of `TOOLS`."""
     tool = _arguments.text(tool, "tool").lower()
     if tool not in TOOLS:
         raise ArgumentError("--from", tool, " | ".join(TOOLS))
@@ -161,10 +155,7 @@ def read_all(tool: str, line: str) -> Several:
 
 
 def read(tool: str, line: str) -> Read:
-    """The one case of a line of one of `TOOLS`.
-
-    Raises ArgumentError: as `read_all`; or there are several.
-    """
+    """The one case of a line of one of `TOOLS`."""
     found = read_all(tool, line).found
     if len(found) > 1:
         raise ArgumentError(tool, line, f"one problem; this is {len(found)}")

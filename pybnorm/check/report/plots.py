@@ -65,10 +65,7 @@ def operation(case: str) -> str:
 
 
 def strips(panels: Mapping[str, Sequence[Point]]) -> str:
-    """A panel for each title: a strip of ratios for each output, coloured by status or outcome.
-
-    What is not good links to its row.
-    """
+    """A panel for each title: a strip of ratios for each output, coloured by status; what is not good links."""
     if not panels:
         return "<p>No output was judged.</p>"
     outputs = [n for n in TITLES if any(n == p[0] for points in panels.values() for p in points)]
@@ -115,10 +112,7 @@ def strips(panels: Mapping[str, Sequence[Point]]) -> str:
 
 
 def heat_map(results: Sequence[CaseResult], backends: Sequence[str]) -> str:
-    """Status of each case (columns) on each backend (rows), operations one below the other.
-
-    What is not good has a cross, too, that links to its row.
-    """
+    """Status of each case (columns) on each backend (rows); what is not good has a cross that links to its row."""
     from matplotlib.colors import ListedColormap
 
     statuses = list(Status)

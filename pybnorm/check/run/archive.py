@@ -134,10 +134,7 @@ def read_outputs(folder: str | os.PathLike[str], saved: str) -> dict[str, Array]
 
 
 def output_digests(folder: str | os.PathLike[str], saved: str, backend: str = "", case: str = "") -> dict[str, str]:
-    """Digest of each array in a file of `write_outputs`, without unpacking the arrays.
-
-    Raises ArgumentError: there is no such file, it is damaged, or not of the backend and case that are named.
-    """
+    """Digest of each array in a file of `write_outputs`, which is not unpacked; of this backend and case, if named."""
     with _opened(folder, saved) as archive:
         header = _header(archive)
         if case:
@@ -199,10 +196,7 @@ def _opened(folder: str | os.PathLike[str], saved: str) -> Iterator[_files.Archi
 
 
 def write_run(folder: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
-    """Write the finished run's document, whole or not at all.
-
-    Raises OSError: it cannot be written. Raises ArgumentError: another file has its name.
-    """
+    """Write the finished run's document, whole or not at all; ArgumentError: another file has its name."""
     with _files.replaced("--save", Path(folder) / DOCUMENT, _RUN_KIND) as stream:
         for part in json_parts(document):
             stream.write(part.encode())

@@ -32,10 +32,7 @@ _PAIRS = {"saved": ("saved_mean", "saved_inv_variance"), "running": ("running_me
 
 
 class Declarations:
-    """The attributes of an object that say what it claims (`pybnorm.check.run.implementations`).
-
-    Raises ArgumentError: an attribute is not what it may be.
-    """
+    """The attributes of an object that say what it claims (`pybnorm.check.run.implementations`)."""
 
     def __init__(self, spec: str, target: Any) -> None:
         self._spec, self._target = spec, target

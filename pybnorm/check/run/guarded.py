@@ -206,8 +206,7 @@ _COPIED = 1 << 16
 
 @functools.cache
 def _weights() -> Array:
-    """An odd number for each word of a run, so that no change of one word is lost, and an exchange of two next to
-    never."""
+    """An odd number for each word of a run: no change of one word is lost, and an exchange of two next to never."""
     return splitmix64(0, 0, CHUNK) | np.uint64(1)
 
 

@@ -19,10 +19,7 @@ from pybnorm.operations.preparation import prepare
 
 
 def make(session: Session, problem: Problem, buffers: Mapping[str, Any], workspace: Any) -> None:
-    """Make the call of `problem` on tensors by name.
-
-    What no entry point has is composed of those that there are, as the package does it for its callers.
-    """
+    """Make the call of `problem` on tensors by name; what no entry point has is composed, as the package does it."""
     handle = session.handle
     if isinstance(handle, _core.Handle) and (problem.saves_variance or not problem.unbiased):
         what = "saved=variance" if problem.saves_variance else "unbiased=0"

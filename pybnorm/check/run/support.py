@@ -165,10 +165,7 @@ def record_of(backend: str, version: Sequence[int]) -> dict[str, Any] | None:
 
 
 def run_of(backend: str, version: Sequence[int], device: str, build: str = "") -> dict[str, Any] | None:
-    """The record that a run of this very version and build made on a device of this name.
-
-    One of no named build, or of no named device, where there is none.
-    """
+    """The record that a run of this version, build and device made; else one of no named build or device."""
     own = {_key(r)[1:]: r for r in reversed(records(backend)) if _is_of_run(r) and r["first"] == list(version)}
     return next((own[key] for key in ((device, build), (device, ""), ("", build), ("", "")) if key in own), None)
 
@@ -183,20 +180,14 @@ def _is_of_run(record: Mapping[str, Any]) -> bool:
 
 @functools.cache
 def records(backend: str) -> tuple[dict[str, Any], ...]:
-    """The records of a backend: the user's own, then those of this package.
-
-    Raises ArgumentError: the user's file cannot be read, or has something else.
-    """
+    """The records of a backend: the user's own, then those of this package."""
     own = read(VARIABLE, Path(os.environ[VARIABLE]) / f"{backend}.json") if os.environ.get(VARIABLE) else []
     file = importlib.resources.files("pybnorm.check.run") / "support" / f"{backend}.json"
     return (*own, *(json.loads(file.read_text(encoding="utf-8")) if file.is_file() else ()))
 
 
 def read(argument: str, file: Path) -> list[dict[str, Any]]:
-    """The records of a file, which need not be there; `argument` is what the error names beside it.
-
-    Raises ArgumentError: it cannot be read, or has something else.
-    """
+    """The records of a file, which need not be there; `argument` is what the error names beside it."""
     try:
         found: list[dict[str, Any]] = json.loads(_files.read(file, _LARGEST).decode())
         if not _files.is_like(found, [_RECORD]):
