@@ -15,10 +15,10 @@ from pybnorm.check.judging.bounds import (
     UNBIASED,
     Status,
     Tier,
+    composed,
     depth,
     expect,
     judge,
-    kinds,
     precision,
     tiers,
     untrusted,
@@ -52,7 +52,7 @@ SMOKE = read_suite((importlib.resources.files("pybnorm.check.language") / "suite
 def test_one_class_has_the_bounds_of_a_problem(line):
     problem = Problem.parse(line)
     own = expect(problem, generate(problem))
-    for kind in kinds._KINDS:
+    for kind in composed._KINDS:
         if kind is type(own):
             kind(problem, generate(problem))
         else:

@@ -31,12 +31,9 @@ from pybnorm.check.judging.results import cases_text, ratio_text, version_text
 
 STYLES = {
     Outcome.REFUSED: "cyan",
-    Outcome.AGREE: "green",
-    Outcome.EQUAL: "green",
-    Outcome.WITHIN: "green",
+    **dict.fromkeys((Outcome.AGREE, Outcome.EQUAL, Outcome.WITHIN), "green"),
     Outcome.UNDECIDED: "magenta",
-    Outcome.DIFFER: "bold red",
-    Outcome.BEYOND: "bold red",
+    **dict.fromkeys((Outcome.DIFFER, Outcome.BEYOND), "bold red"),
 }
 SHOWN = 20
 """Rows of a list in the terminal, unless all are asked for."""

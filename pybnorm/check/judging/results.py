@@ -42,6 +42,8 @@ OUTPUTS = {
 """Outputs of each operation, with their titles in tables and plots."""
 TITLES = {name: title for outputs in OUTPUTS.values() for name, title in outputs.items()}
 """The title of each output."""
+NO_VERDICT = (*(Status.ERROR, Status.RESOURCE, Status.BUILD_FAILED, Status.RAISED, Status.CRASHED, Status.TIMEOUT),)
+"""Statuses of cases that were to run and were not judged."""
 _HOST = re.compile(r"host-[0-9a-f]{8}")
 _CODE = re.compile(r"PBN_E_\w+ \(-?\d+\): ")
 _WHERE = re.compile(r"\w+Error: (?:\w+ \w+: )?" + f"(?:{_CODE.pattern})?")

@@ -196,9 +196,6 @@ def _descriptor(text: str) -> tuple[tuple[int, ...], float]:
     return (sizes.get("mb", _MB), sizes["ic"], *inner), epsilon
 
 
-# ---------------------------------------------------------------- one problem
-
-
 def _case(chosen: dict[str, str], dims: tuple[int, ...], epsilon: float) -> Read:
     """The case of one value of each knob."""
     batch = whole(chosen["mb"], TOOL, f"--mb={chosen['mb']}")

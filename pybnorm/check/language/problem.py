@@ -119,34 +119,10 @@ STREAMS_MAX = 8
 RANKS_MAX = 8
 
 _ORDER = (
-    *(
-        "fill",
-        "data",
-        "kappa",
-        "magnitude",
-        "scale",
-        "alpha",
-        "beta",
-        "alpha_param",
-        "beta_param",
-        "running",
-        "unbiased",
-    ),
-    *(
-        "old",
-        "saved",
-        "sign",
-        "factor",
-        "eps",
-        "params",
-        "algorithm",
-        "inplace",
-        "activation",
-        "low",
-        "high",
-        "residual",
-    ),
-    *("inverse", "ranks", "misalign", "fence", "bitwise", "repeats", "streams", "seed"),
+    *("fill", "data", "kappa", "magnitude", "scale", "alpha", "beta", "alpha_param", "beta_param"),
+    *("running", "unbiased", "old", "saved", "sign", "factor", "eps", "params", "algorithm", "inplace"),
+    *("activation", "low", "high", "residual", "inverse", "ranks", "misalign", "fence", "bitwise", "repeats"),
+    *("streams", "seed"),
 )
 
 

@@ -140,9 +140,6 @@ def explain_line(opener: Callable[[str], Session], backend: str, case: str) -> t
     return result, dataclasses.replace(explain(problem, expect(problem, inputs), outputs), judge=result.judge)
 
 
-# ---------------------------------------------------------------- text
-
-
 def lines(explanation: Explanation) -> Iterator[str]:
     """The explanation as text, within 80 columns but for what is longer in one piece."""
     e = explanation

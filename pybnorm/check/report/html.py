@@ -13,6 +13,7 @@ from typing import IO, Any
 from pybnorm._text import write_visible
 from pybnorm.check.judging.bounds import Status, Verdict
 from pybnorm.check.judging.results import (
+    NO_VERDICT,
     TITLES,
     BackendInfo,
     CaseResult,
@@ -53,10 +54,7 @@ ROWS = 20_000
 """Rows of a comparison above which equal cases have none."""
 LISTED = 500
 """Rows of a list of what changed, or of who stands alone."""
-UNJUDGED = (
-    *(Status.UNSUPPORTED, Status.ERROR, Status.RESOURCE, Status.BUILD_FAILED, Status.RAISED, Status.CRASHED),
-    Status.TIMEOUT,
-)
+UNJUDGED = (Status.UNSUPPORTED, *NO_VERDICT)
 _PICTURE = (
     "the error by channel, from the top, and position, from the left; darker is more times the bound, black not finite"
 )
@@ -200,9 +198,6 @@ def _refusals(results: Sequence[CaseResult]) -> list[tuple[str, str, int]]:
     """Library, reason and number of cases, the most first."""
     counts = Counter((r.backend, _note(r)) for r in results if r.status == Status.UNSUPPORTED)
     return [(*key, count) for key, count in counts.most_common()]
-
-
-# ---------------------------------------------------------------- page
 
 
 def render(template: str, **values: Any) -> str:

@@ -16,6 +16,7 @@ from typing import IO, Any
 from pybnorm._text import write_visible
 from pybnorm.check.judging.bounds import Status, Verdict
 from pybnorm.check.judging.results import (
+    NO_VERDICT,
     BackendInfo,
     CaseResult,
     cell_text,
@@ -28,15 +29,8 @@ from pybnorm.check.judging.results import (
 
 _ELEMENTS = {
     Status.UNSUPPORTED: "skipped",
-    Status.INCONCLUSIVE: "failure",
-    Status.ERROR: "error",
-    Status.RESOURCE: "error",
-    Status.BUILD_FAILED: "error",
-    Status.RAISED: "error",
-    Status.CRASHED: "error",
-    Status.TIMEOUT: "error",
-    Status.NONDETERMINISTIC: "failure",
-    Status.FAIL: "failure",
+    **dict.fromkeys((Status.INCONCLUSIVE, Status.NONDETERMINISTIC, Status.FAIL), "failure"),
+    **dict.fromkeys(NO_VERDICT, "error"),
 }
 """PASS, WARN, CHAIN and MISTRUSTED have none."""
 

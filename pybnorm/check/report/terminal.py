@@ -39,19 +39,11 @@ from pybnorm.check.run.support import NEWLY_UNSUPPORTED, NO_LONGER_REPEATABLE
 
 STYLES = {
     Status.PASS: "green",
-    Status.WARN: "yellow",
-    Status.CHAIN: "yellow",
+    **dict.fromkeys((Status.WARN, Status.CHAIN), "yellow"),
     Status.UNSUPPORTED: "cyan",
-    Status.INCONCLUSIVE: "magenta",
-    Status.MISTRUSTED: "magenta",
-    Status.ERROR: "red",
-    Status.RESOURCE: "red",
-    Status.BUILD_FAILED: "red",
-    Status.RAISED: "red",
-    Status.CRASHED: "bold red",
-    Status.TIMEOUT: "bold red",
-    Status.NONDETERMINISTIC: "bold red",
-    Status.FAIL: "bold red",
+    **dict.fromkeys((Status.INCONCLUSIVE, Status.MISTRUSTED), "magenta"),
+    **dict.fromkeys((Status.ERROR, Status.RESOURCE, Status.BUILD_FAILED, Status.RAISED), "red"),
+    **dict.fromkeys((Status.CRASHED, Status.TIMEOUT, Status.NONDETERMINISTIC, Status.FAIL), "bold red"),
 }
 MANY = 200
 """With more cases than this the terminal shows groups of them instead of each."""

@@ -33,7 +33,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError  # the built-in one from Python 3.11
-from typing import Any, Protocol
+from typing import Any
 
 from pybnorm import devices
 from pybnorm._arrays import CPU, CUDA
@@ -74,23 +74,23 @@ def described(backend: str, describe: Callable[[], BackendInfo], option: str = "
         return BackendInfo(backend, label=label_of(backend), problem=problem, attempts=attempts, override=named)
 
 
-class Farm(Protocol):
+class Farm:
     """Somewhere that backends can run."""
 
-    lost: list[LostNode]
+    lost: list[LostNode] = []  # noqa: RUF012 (of one machine, which is never lost: it stays empty)
     """Nodes that were taken out."""
 
     def describe(self, backend: str) -> BackendInfo:
         """What there is of `backend` there. Raises what the loading library does to its process."""
-        ...
+        raise NotImplementedError
 
     def others(self, backend: str) -> list[BackendInfo]:
         """What else there is of `backend` on nodes that differ from those of `describe`, which comes first."""
-        ...
+        return []
 
     def executor(self, backend: str, cases: int) -> Executor:
         """For up to `cases` calls at a time on `backend`."""
-        ...
+        raise NotImplementedError
 
 
 @contextlib.contextmanager
@@ -221,14 +221,7 @@ class Pool(Executor):
             worker.close()
 
 
-class _OneMachine:
-    lost: list[LostNode] = []  # noqa: RUF012 (one node, which is never lost: it stays empty)
-
-    def others(self, backend: str) -> list[BackendInfo]:
-        return []
-
-
-class _Local(_OneMachine):
+class _Local(Farm):
     def __init__(self, jobs: int | None, timeout: float | None, share: tuple[int, int] | None) -> None:
         self._jobs, self._timeout, self._share = jobs, timeout, share
         self._places: dict[str, tuple[int, int]] = {}
@@ -254,7 +247,7 @@ class _Local(_OneMachine):
         return Pool([Worker(backend, timeout=self._timeout, environment=v) for v in variables])
 
 
-class _Here(_OneMachine):
+class _Here(Farm):
     def describe(self, backend: str) -> BackendInfo:
         return describe(backend)
 
@@ -298,7 +291,7 @@ def environments(
 # ---------------------------------------------------------------- other processes' processes
 
 
-class _Remote:
+class _Remote(Farm):
     def __init__(self, nodes: Sequence[Node], timeout: float | None, connect: float | None) -> None:
         self._nodes, self._timeout = nodes, timeout
         self._limit = None if timeout is None else timeout + GRACE

@@ -100,9 +100,6 @@ def _unsupported(handle: _core.Handle, text: str) -> errors.UnsupportedError:
     )
 
 
-# ---------------------------------------------------------------- composed calls
-
-
 def _compose(session: Session, problem: Problem, buffers: Mapping[str, Any]) -> None:
     """The call of `problem` from the primitives that every backend has."""
     handle = session.handle

@@ -45,9 +45,6 @@ own_process = False
 _BUILD = re.compile(r"compil|hiprtc|nvrtc|comgr|build program|code object", re.IGNORECASE)
 
 
-# ---------------------------------------------------------------- one case
-
-
 def run_case(problem: Problem, session: Session, keep: str | None = None) -> CaseResult:
     """Run `problem` on `session` and judge it. Raises nothing that a library or its data can cause.
 
@@ -226,8 +223,6 @@ def classify(error: BaseException) -> Status:
         return Status.BUILD_FAILED
     return Status.FAIL if isinstance(error, errors.BackendError) else Status.ERROR
 
-
-# ---------------------------------------------------------------- processes
 
 _sessions: dict[tuple[Callable[[str], Session], str], Session] = {}  # of this process
 _described: dict[tuple[Callable[[str], Session], str], BackendInfo | None] = {}

@@ -255,9 +255,6 @@ def _ending(process: subprocess.Popen[bytes]) -> str:
         return f"signal {-code}"
 
 
-# ---------------------------------------------------------------- inside the process
-
-
 def serve(calls: int, lifeline: int) -> None:
     """Answer the calls of a connection until it is closed; `lifeline` is a pipe that is closed when the owner ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -84,8 +84,6 @@ class Kernels:
         assert bug is None or bug in BUGS
         self.style, self.bug = style, bug
 
-    # ---------------------------------------------------------------- pieces
-
     def rows(self, array: Array, mode: Mode) -> Array:
         """(statistics, m) in the compute type."""
         work = np.float64 if array.dtype == np.float64 else np.float32
@@ -221,8 +219,6 @@ class Kernels:
         if beta != 0:
             values = values + work(beta) * out
         out[...] = values
-
-    # ---------------------------------------------------------------- calls
 
     @np.errstate(all="ignore")
     def forward_training(

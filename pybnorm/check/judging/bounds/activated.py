@@ -78,8 +78,6 @@ class Activated(Expected):
             whole, _ = self._finished(output, everything, whole)
         return whole
 
-    # ---------------------------------------------------------------- backward
-
     def __init__(self, problem, inputs) -> None:  # type: ignore[no-untyped-def]
         super().__init__(problem, inputs)
         if problem.residual and problem.operation == Operation.BACKWARD:

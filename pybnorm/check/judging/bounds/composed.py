@@ -45,6 +45,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pybnorm import reference
+from pybnorm.check.judging.bounds.activated import Activated
 from pybnorm.check.judging.bounds.classes import Tier
 from pybnorm.check.judging.bounds.expected import Expected, Part, _Outputs, decided
 from pybnorm.check.judging.bounds.formulas import (
@@ -57,7 +58,7 @@ from pybnorm.check.judging.bounds.formulas import (
     stored,
 )
 from pybnorm.check.language.data import Inputs
-from pybnorm.check.language.problem import Problem
+from pybnorm.check.language.problem import Problem, checked
 from pybnorm.reference.namespaces import Array
 
 
@@ -396,3 +397,16 @@ class GatherStats(Expected):
             bounds.append((bound, undecided))
         values = None if got is None else got.astype(np.float64).reshape(right.shape)
         return Part(tuple(slice(0, k) for k in right.shape), right, values, bounds)
+
+
+_KINDS = (
+    *(Expected, Activated, GatherStats, SyncTraining, SyncBackward, TrainingGrad, Frozen),
+    *(BackwardReduce, BackwardElemt),
+)
+"""The classes that have the bounds of a problem."""
+
+
+def expect(problem: Problem, inputs: Inputs) -> Expected:
+    """The right outputs of a problem and the bounds of each; `inputs`, as stored, need not be `generate`'s."""
+    checked(problem)
+    return next(kind for kind in _KINDS if kind.knows(problem))(problem, inputs)

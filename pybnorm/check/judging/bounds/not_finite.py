@@ -189,9 +189,6 @@ def _add(found: list[Finding], where: Array, wrong: bool, text: str, part: Part)
     found.append(Finding(text, wrong, count, index, float(part.reference[local]), float(part.got[local])))
 
 
-# ---------------------------------------------------------------- what is certain
-
-
 def _certain(expected: Expected, output: str) -> tuple[Array, Array, Array]:
     """Say where an input that is not finite reaches `output`, where it surely makes NaN, and where that is open."""
     marks = {

@@ -75,8 +75,6 @@ class _Element:
         """The value of this statistic in an array of the parameters' size."""
         return float(array.reshape(self.expected.statistics[0].shape)[self.place])
 
-    # ---------------------------------------------------------------- statistics
-
     def mean_formula(self) -> str:
         """Write the formula of dmu in this class."""
         tier = self.tier
@@ -127,8 +125,6 @@ class _Element:
             "f dv m/(m-1)" if self.expected.problem.unbiased else "f dv", old, c * variance, c * self.d_variance, 5
         )
 
-    # ---------------------------------------------------------------- sums over dy
-
     def dbias(self) -> list[Term]:
         text = "E_b = 4 u |dbias|" if self.tier.exact else f"E_b = h u S, h = {self.tier.h:.4g}"
         right = self.at(self.expected.outputs["dbias"])
@@ -151,8 +147,6 @@ class _Element:
         ]
         depth = "16" if tier.recurrence else f"(h+4), h = {tier.h:.4g},"
         return [Term(f"{depth} u W + r t S", whole - sum(term.size for term in moved)), *moved]
-
-    # ---------------------------------------------------------------- elements
 
     def y(self) -> list[Term]:
         x = self.values("x")

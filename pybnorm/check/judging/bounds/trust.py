@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from pybnorm.check.judging.bounds.classes import LONG, Tier, tiers
+from pybnorm.check.judging.bounds.composed import expect
 from pybnorm.check.judging.bounds.expected import Expected
-from pybnorm.check.judging.bounds.kinds import expect
 from pybnorm.check.language import activations
 from pybnorm.check.language.data import Inputs, round_to
 from pybnorm.check.language.problem import Problem
