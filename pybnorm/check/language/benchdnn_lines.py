@@ -46,14 +46,6 @@ _LARGEST, _NESTED = 1 << 22, 8
 """Bytes of a file of lines, and files that include one another in a row."""
 
 
-def read_benchdnn(line: str) -> Read:
-    """The case of a ``benchdnn --bnorm`` line, which must be one."""
-    several = read_benchdnn_lines(line)
-    if len(several.found) > 1:
-        raise ArgumentError(TOOL, line, f"one problem; this is {len(several.found)}")
-    return several.found[0]
-
-
 def read_benchdnn_lines(line: str) -> Several:
     """Every case of a ``benchdnn --bnorm`` line."""
     commands = _Commands()

@@ -152,11 +152,3 @@ def read_all(tool: str, line: str) -> Several:
     if tool not in TOOLS:
         raise ArgumentError("--from", tool, " | ".join(TOOLS))
     return TOOLS[tool](line)
-
-
-def read(tool: str, line: str) -> Read:
-    """The one case of a line of one of `TOOLS`."""
-    found = read_all(tool, line).found
-    if len(found) > 1:
-        raise ArgumentError(tool, line, f"one problem; this is {len(found)}")
-    return found[0]

@@ -253,10 +253,7 @@ def of_run(
     same: list[tuple[Any, ...]] = [
         (*((part,) for part in key), largest[key]) for key, always in equal.items() if always
     ]
-    for axis in (3, 2, 0, 1):
-        groups = _joined(groups, axis)
-    for axis in (5, 3, 2, 1, 0, 4):
-        same = _joined(same, axis)
+    same = _joined(same, 5, 3, 2, 1, 0, 4)
     return {
         "first": list(version),
         "last": list(version),
@@ -264,7 +261,7 @@ def of_run(
         **({"build": build} if build else {}),
         "source": source,
         "below": {"batch": None, "elements": reach + 1},
-        "combinations": [_combination(group) for group in groups],
+        "combinations": _combinations(groups),
         "repeatable": [
             {name: list(part) for name, part in zip(_KINDS, group, strict=False)} | {"elements": group[6]}
             for group in same
@@ -299,27 +296,26 @@ def recorded(rows: Iterable[Mapping[str, Any]], version: Sequence[int], source: 
         ((operation,), (mode,), (dtype,), (layout,), tuple(sorted(ranks)), blends)
         for (operation, mode, dtype, layout, blends), ranks in single.items()
     ]
-    for axis in (3, 2, 0, 1):
-        groups = _joined(groups, axis)
     return {
         "first": list(version),
         "last": None,
         "source": source,
         "below": {"batch": None, "elements": 2**31 - 1},
-        "combinations": [_combination(group) for group in groups],
+        "combinations": _combinations(groups),
     }
 
 
-def _combination(group: tuple[Any, ...]) -> dict[str, Any]:
-    names = ("operations", "modes", "dtypes", "layouts", "ranks")
-    return {name: list(group[i]) for i, name in enumerate(names)} | {"blends": group[5]}
+def _combinations(groups: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
+    names = (*_WORDS, "ranks")
+    return [dict(zip(names, map(list, g), strict=False)) | {"blends": g[5]} for g in _joined(groups, 3, 2, 0, 1)]
 
 
-def _joined(groups: Sequence[tuple[Any, ...]], axis: int) -> list[tuple[Any, ...]]:
-    def rest(group: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (*group[:axis], *group[axis + 1 :])
-
-    together: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
-    for group in groups:
-        together.setdefault(rest(group), []).append(group[axis])
-    return [(*key[:axis], tuple(itertools.chain.from_iterable(parts)), *key[axis:]) for key, parts in together.items()]
+def _joined(groups: list[tuple[Any, ...]], *axes: int) -> list[tuple[Any, ...]]:
+    """Groups that differ in one list only are one, along each of the axes in turn."""
+    for axis in axes:
+        together: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
+        for group in groups:
+            together.setdefault((*group[:axis], *group[axis + 1 :]), []).append(group[axis])
+        joined = ((key, tuple(itertools.chain.from_iterable(parts))) for key, parts in together.items())
+        groups = [(*key[:axis], parts, *key[axis:]) for key, parts in joined]
+    return groups

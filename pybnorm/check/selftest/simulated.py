@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pybnorm import _arguments, devices
-from pybnorm._arrays import Buffer, Memory
+from pybnorm._arrays import Buffer
 from pybnorm.check.language.data import numpy_dtype
 from pybnorm.check.run.session import Session
 from pybnorm.enums import DataType, Mode
@@ -222,23 +222,7 @@ class Kernels:
 
     @np.errstate(all="ignore")
     def forward_training(
-        self,
-        x: Buffer,
-        scale: Buffer,
-        bias: Buffer,
-        y: Buffer,
-        *,
-        mode: Mode,
-        alpha: float,
-        beta: float,
-        epsilon: float,
-        exponential_average_factor: float,
-        workspace: Memory | None,
-        algorithm: str | None = None,
-        running_mean: Buffer | None = None,
-        running_variance: Buffer | None = None,
-        saved_mean: Buffer | None = None,
-        saved_inv_variance: Buffer | None = None,
+        self, x: Buffer, scale: Buffer, bias: Buffer, y: Buffer, *, mode: Mode, epsilon: float, **other: Any
     ) -> None:
         """Do as `pybnorm.Handle.forward_training`."""
         rows = self.rows(array_of(x), mode)
@@ -247,16 +231,16 @@ class Kernels:
         inverse = self.inverse(variance, epsilon, m)
         used = variance if self.bug == "variance as inverse" else inverse
         result = self.normalize(rows, mean, used, self.scale(scale, work), self.parameter(bias, work))
-        self.store(y, result, mode, alpha, beta)
-        if saved_mean is not None and saved_inv_variance is not None:
-            self.store_parameter(saved_mean, mean)
-            self.store_parameter(saved_inv_variance, used)
-        if running_mean is not None and running_variance is not None:
-            f = work(exponential_average_factor)
+        self.store(y, result, mode, other["alpha"], other["beta"])
+        if "saved_mean" in other:
+            self.store_parameter(other["saved_mean"], mean)
+            self.store_parameter(other["saved_inv_variance"], used)
+        if "running_mean" in other:
+            f = work(other["exponential_average_factor"])
             if self.bug == "old and new swapped in the running average":
                 f = 1 - f
             batch = variance if self.bug == "biased running variance" else variance * work(m) / work(m - 1)
-            for buffer, new in ((running_mean, mean), (running_variance, batch)):
+            for buffer, new in ((other["running_mean"], mean), (other["running_variance"], batch)):
                 old = self.parameter(buffer, work)
                 self.store_parameter(buffer, (1 - f) * old + f * new)
         if self.bug == "changes its input":
@@ -264,65 +248,32 @@ class Kernels:
 
     @np.errstate(all="ignore")
     def forward_inference(
-        self,
-        x: Buffer,
-        scale: Buffer,
-        bias: Buffer,
-        running_mean: Buffer,
-        running_variance: Buffer,
-        y: Buffer,
-        *,
-        mode: Mode,
-        alpha: float,
-        beta: float,
-        epsilon: float,
-        workspace: Memory | None,
-        algorithm: str | None = None,
-    ) -> None:
+        self, x: Buffer, scale: Buffer, bias: Buffer, running_mean: Buffer, running_variance: Buffer, y: Buffer, *,
+        mode: Mode, epsilon: float, **other: Any,
+    ) -> None:  # fmt: skip
         """Do as `pybnorm.Handle.forward_inference`."""
         rows = self.rows(array_of(x), mode)
         work = rows.dtype.type
         variance = self.parameter(running_variance, work)
         inverse = variance if self.bug == "variance as inverse" else self.inverse(variance, epsilon, rows.shape[1])
         mean = self.parameter(running_mean, work)
-        self.store(
-            y,
-            self.normalize(rows, mean, inverse, self.scale(scale, work), self.parameter(bias, work)),
-            mode,
-            alpha,
-            beta,
-        )
+        result = self.normalize(rows, mean, inverse, self.scale(scale, work), self.parameter(bias, work))
+        self.store(y, result, mode, other["alpha"], other["beta"])
 
     @np.errstate(all="ignore")
     def backward(
-        self,
-        x: Buffer,
-        dy: Buffer,
-        scale: Buffer,
-        dx: Buffer,
-        dscale: Buffer,
-        dbias: Buffer,
-        *,
-        mode: Mode,
-        alpha: float,
-        beta: float,
-        alpha_param: float,
-        beta_param: float,
-        epsilon: float,
-        workspace: Memory | None,
-        algorithm: str | None = None,
-        saved_mean: Buffer | None = None,
-        saved_inv_variance: Buffer | None = None,
-    ) -> None:
+        self, x: Buffer, dy: Buffer, scale: Buffer, dx: Buffer, dscale: Buffer, dbias: Buffer, *,
+        mode: Mode, epsilon: float, **other: Any,
+    ) -> None:  # fmt: skip
         """Do as `pybnorm.Handle.backward`."""
         rows, grad = self.rows(array_of(x), mode), self.rows(array_of(dy), mode)
         work, m = rows.dtype.type, rows.dtype.type(rows.shape[1])
         short = self.short(array_of(x))
-        if saved_mean is None or saved_inv_variance is None or self.bug == "recomputes saved statistics":
+        if "saved_mean" not in other or self.bug == "recomputes saved statistics":
             mean, variance = self.statistics(rows, short)
             inverse = self.inverse(variance, epsilon, rows.shape[1])
         else:
-            mean, inverse = self.parameter(saved_mean, work), self.parameter(saved_inv_variance, work)
+            mean, inverse = (self.parameter(other[name], work) for name in ("saved_mean", "saved_inv_variance"))
             if self.bug == "variance as inverse":
                 inverse = self.inverse(inverse, epsilon, rows.shape[1])
         normal = (rows - mean) * inverse
@@ -335,9 +286,10 @@ class Kernels:
             g_bias, g_scale = g_bias.astype(short).astype(work), g_scale.astype(short).astype(work)
         mean_dy: Any = 0 if self.bug == "dx without mean(dy)" else g_bias / m
         projection: Any = 0 if self.bug == "dx without projection" else normal * (g_scale / m)
-        self.store(dx, self.scale(scale, work) * inverse * (grad - mean_dy - projection), mode, alpha, beta)
-        self.store_parameter(dscale, g_scale, alpha_param, beta_param)
-        self.store_parameter(dbias, g_bias, alpha_param, beta_param)
+        result = self.scale(scale, work) * inverse * (grad - mean_dy - projection)
+        self.store(dx, result, mode, other["alpha"], other["beta"])
+        for buffer, sums in ((dscale, g_scale), (dbias, g_bias)):
+            self.store_parameter(buffer, sums, other["alpha_param"], other["beta_param"])
 
 
 def session(style: str = "two_pass", bug: str | None = None) -> Session:
