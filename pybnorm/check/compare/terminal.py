@@ -100,7 +100,7 @@ def _print_changes(console: Console, comparison: Comparison, pair: Pair, verbose
         changed = [c for c in own if c.change == change]
         if change in (Change.NONE, Change.BITS) and not (verbose and change == Change.BITS):
             continue
-        lines = [f"{_statuses(c)} {c.case}{_known(c)}" for c in changed]
+        lines = [f"{c.statuses[0].value} -> {c.statuses[1].value} {c.case}{_known(c)}" for c in changed]
         bad = change.regression and not all(c.allowed for c in changed)
         _print_list(console, f"{change.value}: {len(lines)}", lines, verbose, "red" if bad else "")
     moved = [c for c in own if c.change == Change.BITS and _factor(c) > ACCURACY]
@@ -112,10 +112,6 @@ def _print_changes(console: Console, comparison: Comparison, pair: Pair, verbose
 def _factor(case: CasePair) -> float:
     low, high = sorted(case.ratios)
     return high / low if low else math.inf if high else 1.0
-
-
-def _statuses(case: CasePair) -> str:
-    return f"{case.statuses[0].value} -> {case.statuses[1].value}"
 
 
 def _known(case: CasePair) -> str:

@@ -158,9 +158,6 @@ class Evidence:
         return float(np.clip(np.log2(np.maximum(self._before, floor) / after), -MOST, MOST).sum())
 
 
-# ---------------------------------------------------------------- what is looked at
-
-
 class _Seen:
     """Some statistics of an output, and elements of each: what came, what is correct, and how far off it may be."""
 
@@ -348,9 +345,6 @@ def _fields(expected: Expected, picked: Any) -> Iterator[tuple[str, Array, Array
         seen.add(over)
         mean, variance = x.mean(axis=over, keepdims=True), x.var(axis=over, keepdims=True)
         yield text, picked(np.broadcast_to(mean, x.shape)), picked(np.broadcast_to(variance, x.shape))
-
-
-# ---------------------------------------------------------------- formulas
 
 
 class _Way(NamedTuple):
@@ -656,9 +650,6 @@ def _running_variance(g: Given) -> Iterator[Made]:
     for kind in kinds:
         for text, switch, values in _averages(g, g.old_variance, kind.values[0]):
             yield Made(*_together(kind, _Way(text, switch, ())), values)
-
-
-# ---------------------------------------------------------------- of anybody's arrays
 
 
 def alike(expected: Expected, output: str, got: Array) -> list[str]:

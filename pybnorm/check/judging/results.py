@@ -160,9 +160,6 @@ class LostNode:
     reason: str
 
 
-# ---------------------------------------------------------------- JSON
-
-
 def host_digest(name: str) -> str:
     """The name of a host in documents: a digest, so that they can be attached to tickets."""
     if _HOST.fullmatch(name):  # a digest already, read from a journal
@@ -274,9 +271,6 @@ def _own(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
             raise TypeError(f"{name} is {value!r}, not {needed.__name__}")
     # few strings but the cases differ between the results of a run
     return {n: sys.intern(v) if type(v) is str else v for n, v in data.items() if n in fields}
-
-
-# ---------------------------------------------------------------- texts and counts
 
 
 def html_table(caption: str, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

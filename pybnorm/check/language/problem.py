@@ -350,8 +350,8 @@ class Problem:
             name = "fill" if self.fill in _MIXED else "scale"
             raise ArgumentError(name, getattr(self, name), "at least two statistics, one of which stays ordinary")
         put("params", self.default_params if self.params is None else _arguments.data_type(self.params, "params"))
-        for name in _RANGES:
-            put(name, _in_range(getattr(self, name), name))
+        for name, ends in _RANGES.items():
+            put(name, _arguments.integer(getattr(self, name), name, *ends))
         if self.algorithm:  # what no backend has; one refuses another's as it refuses what it does not support
             _arguments.algorithm(self.algorithm, *_algorithms())
         if self.bitwise and self.repeats < 2:
@@ -686,19 +686,10 @@ _RANGES = {
 }
 
 
-def _in_range(value: object, argument: str) -> int:
-    low, high = _RANGES[argument]
-    return _arguments.integer(value, argument, low, high)
-
-
 def _integer(text: str, argument: str) -> int:
     if not _is_integer(text):
         raise ArgumentError(argument, text, f"an integer from {_RANGES[argument][0]} to {_RANGES[argument][1]}")
     return int(text)
-
-
-def _seed(text: str, argument: str) -> int:
-    return drawn_seed() if text == RANDOM else _integer(text, argument)
 
 
 def drawn_seed() -> int:
@@ -738,7 +729,7 @@ _READERS: dict[str, Callable[[str, str], Any]] = dict.fromkeys(_ORDER, _number) 
     "params": lambda text, argument: _word(text, argument, DATA_TYPES),
     "activation": lambda text, argument: _word(text, argument, ACTIVATIONS),
     **dict.fromkeys(_RANGES, _integer),
-    "seed": _seed,
+    "seed": lambda text, argument: drawn_seed() if text == RANDOM else _integer(text, argument),
 }
 
 

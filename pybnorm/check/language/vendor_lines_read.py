@@ -135,13 +135,9 @@ def _pairs(words: list[str]) -> Iterator[tuple[str, str]]:
             yield short, value
 
 
-def _alone(read: Callable[[str], Read]) -> Callable[[str], Several]:
-    return lambda line: Several((read(line),), {})
-
-
 TOOLS: dict[str, Callable[[str], Several]] = {
     "benchdnn": read_benchdnn_lines,
-    "miopendriver": _alone(read_miopen_driver),
+    "miopendriver": lambda line: Several((read_miopen_driver(line),), {}),
 }
 """Readers by the name of the tool, in lower case."""
 

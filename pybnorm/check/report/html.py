@@ -95,6 +95,7 @@ def write(
     # of each cause the case to look at first, then the others
     shown = list(dict.fromkeys([*(numbers[id(cause.cases[0])] for cause in found), *bad]))[:DETAILS]
     layouts = sorted({r.case.split(",")[3].partition("=")[0] for r in results}, key=place)
+    refused = Counter((r.backend, _note(r)) for r in results if r.status == Status.UNSUPPORTED)
     text = render(
         "report.html",
         environment=environment,
@@ -115,7 +116,7 @@ def write(
             }
             for number, cause in enumerate(found, 1)
         ],
-        refusals=_refusals(results),
+        refusals=[(*key, count) for key, count in refused.most_common()],
         layouts=layouts,
         groups=_groups(results, [(name, layout) for name in names for layout in layouts]),
         heat_map=plots.heat_map(results, names) if results else "",
@@ -192,12 +193,6 @@ def _details(result: CaseResult) -> list[Block]:
             if verdict.picture:
                 blocks.append(("picture", f"{verdict.output}: {_PICTURE}", verdict.picture))
     return blocks
-
-
-def _refusals(results: Sequence[CaseResult]) -> list[tuple[str, str, int]]:
-    """Library, reason and number of cases, the most first."""
-    counts = Counter((r.backend, _note(r)) for r in results if r.status == Status.UNSUPPORTED)
-    return [(*key, count) for key, count in counts.most_common()]
 
 
 def render(template: str, **values: Any) -> str:

@@ -97,16 +97,21 @@ def ci_annotations(results: Sequence[CaseResult]) -> list[str]:
     for command, said, found in kinds:
         lines += [
             f"::{command} title={_escaped(f'{r.backend}: {r.status.value}', ',:')}::"
-            + _escaped("\n".join([r.case, f"known defect {r.known}" if r.known else _first(r), _worst(r), repro(r)]))
+            + _escaped(
+                "\n".join(
+                    [
+                        r.case,
+                        f"known defect {r.known}" if r.known else r.message.partition("\n")[0],
+                        _worst(r),
+                        repro(r),
+                    ]
+                )
+            )
             for r in _worst_first(found)[:_ANNOTATIONS]
         ]
         if len(found) > _ANNOTATIONS:
             lines.append(f"::notice::{len(found) - _ANNOTATIONS} more cases {said}; the report has all")
     return lines
-
-
-def _first(result: CaseResult) -> str:
-    return result.message.partition("\n")[0]
 
 
 def _worst_first(results: Iterable[CaseResult]) -> list[CaseResult]:

@@ -114,6 +114,7 @@ def strips(panels: Mapping[str, Sequence[Point]]) -> str:
 def heat_map(results: Sequence[CaseResult], backends: Sequence[str]) -> str:
     """Status of each case (columns) on each backend (rows); what is not good has a cross that links to its row."""
     from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
 
     statuses = list(Status)
     numbers = {s: i for i, s in enumerate(statuses)}
@@ -149,15 +150,9 @@ def heat_map(results: Sequence[CaseResult], backends: Sequence[str]) -> str:
             for i in range(1, len(backends)):
                 axis.axhline(i - 0.5, color=INK, linewidth=0.4)
         present = [s for s in statuses if s in found.values()]
-        handles = [_patch(COLOURS[s.value], s.value) for s in present]
+        handles = [Patch(color=COLOURS[s.value], label=s.value) for s in present]
         figure.legend(handles=handles, loc="outside lower left", ncols=len(present), frameon=False, fontsize=8)
         return _svg(figure, "map", "status of each case on each backend")
-
-
-def _patch(colour: str, label: str) -> Any:
-    from matplotlib.patches import Patch
-
-    return Patch(color=colour, label=label)
 
 
 def _order(case: str) -> tuple[int, int, int, str]:

@@ -83,9 +83,6 @@ def digest(array: Array) -> str:
     return state.hexdigest()
 
 
-# ---------------------------------------------------------------- outputs
-
-
 def write_outputs(folder: str | os.PathLike[str], backend: str, problem: Problem, outputs: Mapping[str, Array]) -> str:
     """Save one case's outputs, and return the file, relative to `folder`, which is made if it is not there.
 
@@ -192,9 +189,6 @@ def _opened(folder: str | os.PathLike[str], saved: str) -> Iterator[_files.Archi
         yield archive
 
 
-# ---------------------------------------------------------------- run.json
-
-
 def write_run(folder: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
     """Write the finished run's document, whole or not at all; ArgumentError: another file has its name."""
     with _files.replaced("--save", Path(folder) / DOCUMENT, _RUN_KIND) as stream:
@@ -275,9 +269,6 @@ def _journal_document(folder: Path) -> dict[str, Any]:
         "cases": list(cases.values()),
         "complete": False,
     }
-
-
-# ---------------------------------------------------------------- journal
 
 
 class Journal:

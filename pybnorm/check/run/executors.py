@@ -184,9 +184,6 @@ def _imported(module: str, extra: str) -> Any:
         raise ArgumentError("--executor", extra, allowed) from None
 
 
-# ---------------------------------------------------------------- this machine
-
-
 class Pool(Executor):
     """Worker processes of one backend, which become the pool's; a call takes the next idle one."""
 
@@ -288,9 +285,6 @@ def environments(
     return [{} if count == 1 else {name: visible[i % count]} for i in range(jobs)]
 
 
-# ---------------------------------------------------------------- other processes' processes
-
-
 class _Remote(Farm):
     def __init__(self, nodes: Sequence[Node], timeout: float | None, connect: float | None) -> None:
         self._nodes, self._timeout = nodes, timeout
@@ -377,9 +371,6 @@ def settled(backend: str, timeout: float | None, index: int) -> tuple[BackendInf
             for worker in _kept.pop((backend, ()), []):
                 worker.close()  # it may hold a context on the first device
     return info, own
-
-
-# ---------------------------------------------------------------- cases
 
 
 def run_cases(

@@ -54,6 +54,12 @@ def reason(device_type: int) -> str:
     return "" if sys.platform.startswith("linux") else "pages can be fenced with Linux only"
 
 
+def described(owner: Array, address: int, size: int) -> Buffer:
+    """Bytes of the CPU as a buffer: devices copy floating-point arrays, so these are of the narrowest type."""
+    allocation = Allocation(owner, address, size, np.dtype(np.float16))
+    return Buffer(address, (size // 2,), (1,), DataType.FLOAT16, CPU, 0, True, allocation)
+
+
 class _Touch(NamedTuple):
     address: int
     thread: int
@@ -77,16 +83,7 @@ class Fence:
         self.size = image.size
         start = self.first - self._base
         whole[start : start + image.size] = image
-        self.buffer = Buffer(
-            self.first,
-            (image.size // 2,),
-            (1,),
-            DataType.FLOAT16,
-            CPU,
-            0,
-            True,
-            Allocation(whole, self.first, image.size, np.dtype(np.float16)),
-        )
+        self.buffer = described(whole, self.first, image.size)
         self._access = [_NONE, _NONE]
         self._touches: set[_Touch] = set()
         self.found: list[str] = []

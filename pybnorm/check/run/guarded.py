@@ -31,7 +31,7 @@ from pybnorm.check.language import calls
 from pybnorm.check.language.data import CHUNK, GUARD, Inputs, numpy_dtype, surrounded
 from pybnorm.check.language.generator import splitmix64
 from pybnorm.check.language.problem import Problem
-from pybnorm.check.run.fence import Fence, watched
+from pybnorm.check.run.fence import Fence, described, watched
 from pybnorm.check.run.perform import make
 from pybnorm.check.run.session import Session
 from pybnorm.devices.cpu import Allocation, aligned_bytes
@@ -122,7 +122,7 @@ class _Guarded:
         elif self.fence:
             self.memory = self.fence.buffer
         elif session.device.device_type == CPU:
-            self.memory = _described(image)
+            self.memory = described(image, image.ctypes.data, image.size)
         else:
             self.memory = _upload(image, session)
         at = self.memory
@@ -250,13 +250,6 @@ def same_bits(one: Array, other: Array) -> bool:
     if not one.ndim:
         return bool(one == other)
     return all(bool((one[i : i + step] == other[i : i + step]).all()) for i in range(0, len(one), step))
-
-
-def _described(image: Array) -> Buffer:
-    """Bytes of the CPU as a buffer."""
-    address = image.ctypes.data
-    allocation = Allocation(image, address, image.size, np.dtype(np.float16))
-    return Buffer(address, (image.size // 2,), (1,), DataType.FLOAT16, CPU, 0, True, allocation)
 
 
 def _upload(image: Array, session: Session) -> Buffer:

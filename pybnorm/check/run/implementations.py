@@ -119,9 +119,6 @@ class CallError(Exception):
         return str(self.args[1])
 
 
-# ---------------------------------------------------------------- finding it
-
-
 @functools.cache
 def load(spec: str) -> Implementation:
     """The implementation that ``MODULE:OBJECT`` or ``FILE.py:OBJECT`` names, once for this process.
@@ -199,9 +196,6 @@ def _file(name: str, spec: str) -> ModuleType:
     sys.modules.setdefault(path.stem, module)
     found.loader.exec_module(module)
     return module
-
-
-# ---------------------------------------------------------------- calling it
 
 
 class Implementation:
@@ -394,9 +388,6 @@ def _of_exception(error: Exception, path: str) -> CallError:
     own = [frame for frame in frames if frame.filename == path] or frames[1:]  # the first is this file's
     where = f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno}, in {own[-1].name})" if own else ""
     return CallError(Status.RAISED, text + where)
-
-
-# ---------------------------------------------------------------- arrays of frameworks
 
 
 class _Memory:

@@ -108,9 +108,6 @@ def greeted(nodes: Sequence[Node], seconds: float | None) -> Iterator[tuple[Node
             yield node, node.ended
 
 
-# ---------------------------------------------------------------- dealing
-
-
 class _Work:
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.function, self.arguments = function, arguments
@@ -329,9 +326,6 @@ class Dealer(Executor):
                 if not self._full:
                     self._deal(self._seats.values())
                 self._finish()
-
-
-# ---------------------------------------------------------------- dask
 
 
 class DaskNodes:

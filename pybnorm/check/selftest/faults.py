@@ -186,11 +186,6 @@ def _output(change: Callable[[Array], Array], *names: str) -> Change:
     return _after(alter)
 
 
-def _spread(values: Array) -> Array:
-    """A NaN of one channel in all of them."""
-    return values + values.sum(axis=1, keepdims=True) * values.dtype.type(0)
-
-
 def _saturated(values: Array) -> Array:
     """The largest finite number for infinity."""
     kind = values.dtype.type
@@ -329,7 +324,9 @@ FAULTS: dict[str, Fault] = {
             ),
         ),
     ),
-    "NaN of one channel in all": Fault(_output(_spread, "y", "dx"), _NAN),
+    "NaN of one channel in all": Fault(
+        _output(lambda a: a + a.sum(axis=1, keepdims=True) * a.dtype.type(0), "y", "dx"), _NAN
+    ),
     "results by maximum with 0, which drops NaN": Fault(
         _output(lambda a: np.fmax(a, a.dtype.type(-1e30)), *_ALL), _NAN
     ),

@@ -24,11 +24,9 @@ def untrusted(problem: Problem, inputs: Inputs, one_pass: bool = False) -> list[
 
     Each input that the operation reads is changed in one place, and the reference must move by more than the bound in
     some output: by the loosest stable bound, or with `one_pass`, for a case that only the one-pass bound accepted, by
-    that. At most four statistics are looked at, the first three and the last, because each is independent of the
-    others. The change is in the last one; where that is constant, not finite or beyond what the bound can say, as some
-    fills make some, or an activation leaves nothing of it between its limits, in an ordinary one instead. Where
-    backward takes the statistics of a long sum from x, one x is next to nothing in them, and in its own dx no more than
-    a share of 1/m: if it does not show, all of the statistic is changed.
+    that. Four statistics are looked at, the first three and the last. The last one is changed. If it is constant, not
+    finite, out of range or masked by an activation, an ordinary one is changed instead. Where backward takes the
+    statistics of a long sum from x, one x is next to nothing: if it does not show, all of the statistic is changed.
 
     Not required, because the formulas do not depend on it (or, for epsilon, because only some fills make it
     comparable with the variance):
@@ -132,15 +130,19 @@ def _before_activation(problem: Problem, inputs: Inputs) -> Array:
     return result if inputs.z is None else result + inputs.z.astype(np.float64)
 
 
+def _weights(dy: Array, problem: Problem) -> Array:
+    """The size of dy in the last statistic where it is finite, else 0."""
+    last = np.zeros(dy.shape)
+    per_activation = problem.mode == Mode.PER_ACTIVATION
+    rows, own = (a.reshape(len(dy), -1) if per_activation else a for a in (dy, last))
+    own[:, -1] = np.abs(rows[:, -1].astype(np.float64))
+    last[~np.isfinite(last)] = 0
+    return last
+
+
 def _weighty(dy: Array, problem: Problem) -> int:
     """Index of the last element of the last statistic if its dy is not 0, else of one whose dy is largest."""
-    last = np.zeros(dy.shape)
-    own: Any = (slice(None), -1)
-    if problem.mode == Mode.PER_ACTIVATION:
-        last.reshape(len(dy), -1)[own] = np.abs(dy.reshape(len(dy), -1)[own].astype(np.float64))
-    else:
-        last[own] = np.abs(dy[own].astype(np.float64))
-    last[~np.isfinite(last)] = 0
+    last = _weights(dy, problem)
     return dy.size - 1 if last.flat[-1] or not last.any() else int(last.argmax())
 
 
@@ -195,10 +197,8 @@ def _composed_changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, P
     sums = problem.composed != "backward_elemt" and bool(problem.alpha_param)
     statistics_in_dx = problem.composed not in ("frozen", "backward_reduce") and bool(problem.alpha)
     dy = inputs.need("dy").astype(np.float64)
-    last = np.zeros(dy.shape)
-    last[:, -1] = np.abs(dy[:, -1])
-    last[~np.isfinite(last)] = 0
-    places: dict[str, int | None] = dict.fromkeys(("x", "dy"), int(last.argmax()))  # where x has the most weight
+    # where x has the most weight
+    places: dict[str, int | None] = dict.fromkeys(("x", "dy"), int(_weights(dy, problem).argmax()))
     changes: dict[str, Callable[[Array], Array]] = {"dy": _further}
     if sums or statistics_in_dx:
         changes["x"] = lambda value: value + _spread(inputs)

@@ -98,9 +98,6 @@ def within(found: Array, strides: tuple[int, ...] = ()) -> Where:
     return Where(_text(grid, best.conditions, covered, size), covered, size - covered, _picture(found))
 
 
-# ---------------------------------------------------------------- places
-
-
 @dataclasses.dataclass(frozen=True)
 class _Axis:
     """A coordinate of an element: a function of its channel, of its place in the channel, or of both."""
@@ -245,9 +242,6 @@ class _Grid:
         return found, self.size(conditions)
 
 
-# ---------------------------------------------------------------- conditions
-
-
 @dataclasses.dataclass(frozen=True)
 class _Condition:
     """Some values of a coordinate: those from `low` to `high`, of it or of its remainder, or a few."""
@@ -333,9 +327,6 @@ def _conditions(axis: _Axis, values: Array) -> Iterator[_Condition]:
         modulus *= 2
 
 
-# ---------------------------------------------------------------- search
-
-
 def _choices(n: float, k: float) -> float:
     """log2 of the ways to choose k of n."""
     if not 0 < k < n:
@@ -396,9 +387,6 @@ def _bits(grid: _Grid, conditions: tuple[_Condition, ...], covered: float) -> fl
     outside = grid.total - size
     missed = min(grid.wrong - covered, outside)
     return _choices(size, covered) + _choices(outside, missed) + sum(c.bits for c in conditions)
-
-
-# ---------------------------------------------------------------- text
 
 
 def _text(grid: _Grid, conditions: tuple[_Condition, ...], covered: int, size: int) -> str:
