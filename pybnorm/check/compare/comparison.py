@@ -33,7 +33,16 @@ from pybnorm import __version__, _arguments
 from pybnorm._text import one_line
 from pybnorm.check.judging.bounds import Expected, Status, Tier, Verdict, expect, tiers
 from pybnorm.check.judging.bounds.verdict import WORST_POINTS
-from pybnorm.check.judging.results import OUTPUTS, BackendInfo, CaseResult, cases_text, html_table, label, verdict_text
+from pybnorm.check.judging.results import (
+    OUTPUTS,
+    BackendInfo,
+    CaseResult,
+    cases_text,
+    html_table,
+    label,
+    ratio_text,
+    verdict_text,
+)
 from pybnorm.check.language.data import generate
 from pybnorm.check.language.problem import DATA_OUTPUTS, Problem
 from pybnorm.check.run import archive
@@ -56,6 +65,7 @@ __all__ = [
     "bits_text",
     "compare",
     "compare_outputs",
+    "difference_cells",
     "is_run",
     "lost_text",
     "nearer_text",
@@ -813,6 +823,12 @@ def nearer_text(pair: Pair) -> str:
         return ""
     share = math.floor(100 * pair.first_nearer / total + 0.5)
     return f"{share} % : {100 - share} %"
+
+
+def difference_cells(point: Difference) -> list[str]:
+    """A point as the cells of a table."""
+    numbers = (f"{value:.9g}" for value in (point.reference, point.first, point.second))
+    return [",".join(map(str, point.index)), *numbers, f"{point.bound:.3g}", ratio_text(point.ratio)]
 
 
 def output_text(output: OutputPair) -> str:

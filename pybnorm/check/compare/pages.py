@@ -10,7 +10,6 @@ from pybnorm._text import write_visible
 from pybnorm.check.compare import comparison as compare
 from pybnorm.check.compare import conclusions, versions
 from pybnorm.check.judging.bounds import Status
-from pybnorm.check.judging.results import ratio_text
 from pybnorm.check.report import page_data, plots
 from pybnorm.check.report.html import DETAILS, LISTED, ROWS, UNJUDGED, render, require
 from pybnorm.check.report.page_data import Block, Column
@@ -88,15 +87,7 @@ def _difference(case: compare.CasePair) -> list[Block]:
             blocks.append(("p", f"{output.output}: {compare.output_text(output)}"))
             bound = f"bound ({'+'.join(output.classes)})"
             titles = ["index", "reference", case.first, case.second, bound, "difference / bound"]
-            points = [
-                [
-                    ",".join(map(str, p.index)),
-                    *(f"{value:.9g}" for value in (p.reference, p.first, p.second)),
-                    f"{p.bound:.3g}",
-                    ratio_text(p.ratio),
-                ]
-                for p in output.worst
-            ]
+            points = [compare.difference_cells(p) for p in output.worst]
             blocks.append(("table", f"the worst elements of {output.output}", titles, points))
     return blocks
 

@@ -23,6 +23,7 @@ from pybnorm.check.compare.comparison import (
     OutputPair,
     Pair,
     bits_text,
+    difference_cells,
     lost_text,
     nearer_text,
     output_text,
@@ -146,9 +147,7 @@ def _print_output(console: Console, case: CasePair, output: OutputPair) -> None:
     for title in ("index", "reference", case.first, case.second, f"bound ({'+'.join(output.classes)})", "ratio"):
         table.add_column(title, justify="right", no_wrap=True)
     for point in output.worst:
-        numbers = (f"{value:.9g}" for value in (point.reference, point.first, point.second))
-        ratio = ratio_text(point.ratio)
-        table.add_row(",".join(map(str, point.index)), *numbers, f"{point.bound:.3g}", ratio)
+        table.add_row(*difference_cells(point))
     console.print(table)
 
 

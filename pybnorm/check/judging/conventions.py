@@ -209,7 +209,9 @@ class _Seen:
         expected, g, p = self.expected, self.given, self.expected.precision
         tier = Tier("", True, depth(expected.problem.m))
         d = expected.deviations(tier)
-        errors = [self.vector(np.broadcast_to(a, g_shape(expected)), self.chosen) for a in (d.mean, d.inverse)]
+        errors = [
+            self.vector(np.broadcast_to(a, expected.statistics[0].shape), self.chosen) for a in (d.mean, d.inverse)
+        ]
         assert g.x is not None
         if self.output == "y":
             result = g.scale * (g.x - g.mean) * g.inverse + g.bias
@@ -271,11 +273,6 @@ class _Seen:
             yield Made((word,), AXIS, self.picked(written(blended_)))
         else:
             yield Made((word,), AXIS, blended(self.vector(values, self.chosen), *self.blend))
-
-
-def g_shape(expected: Expected) -> tuple[int, ...]:
-    """Shape of a call's statistics."""
-    return expected.statistics[0].shape
 
 
 def given_of(expected: Expected, chosen: Array, picked: Any = None) -> Given:

@@ -216,8 +216,6 @@ def result_from_json(data: Mapping[str, Any]) -> CaseResult:
 
     Fields that this version does not know are left out, and fields that are not there are at their default, so that
     runs of other versions can be compared.
-
-    Raises KeyError, TypeError, ValueError: `data` is no result.
     """
     own = _own(CaseResult, data)
     if data["case"].count(",") < 4:  # whatever options later versions have

@@ -121,7 +121,11 @@ def opened(
     elif kind == "process":
         yield _Here()
     else:
-        distributed = _imported("distributed", "dask")
+        try:
+            distributed = importlib.import_module("distributed")
+        except ImportError as error:
+            allowed = f"dask with its package: pip install 'pybnorm[dask]' ({error})"
+            raise ArgumentError("--executor", "dask", allowed) from None
         with contextlib.ExitStack() as stack:
             stack.enter_context(_quiet("distributed"))
             target: Any = address
@@ -174,14 +178,6 @@ def _quiet(name: str) -> Iterator[None]:
     finally:
         for logger, level in before.items():
             logger.setLevel(level)
-
-
-def _imported(module: str, extra: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        allowed = f"{extra} with its package: pip install 'pybnorm[{extra}]' ({error})"
-        raise ArgumentError("--executor", extra, allowed) from None
 
 
 class Pool(Executor):

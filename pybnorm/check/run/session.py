@@ -104,10 +104,7 @@ class _Implemented(Session):
 
 
 def open_session(backend: str) -> Session:
-    """A session on the real library of `backend` and its device, or on an implementation.
-
-    Raises LibraryError: the library cannot be used. Raises BackendError: it makes no handle, as without a device.
-    """
+    """A session on the real library of `backend` and its device, or on an implementation."""
     if is_implementation(backend):
         found = implementations.load(backend)
         return _Implemented(backend, found, devices.device_for(found.memory_type))

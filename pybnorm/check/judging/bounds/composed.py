@@ -111,10 +111,8 @@ class Frozen(TrainingGrad):
         scale, r = np.abs(self.inputs.scale.astype(np.float64)), self._inverse
         reach = p.reach / (np.maximum(1, scale) * np.maximum(1, r))
         relative = self.deviations(classes[0]).inverse / r if classes else np.zeros_like(r)
-        arrays = [self.inputs.need("dy")]
-        for more in (got, prior if beta != 0 else None):
-            if more is not None:
-                arrays.append(more)
+        every = self.inputs.need("dy"), got, prior if beta != 0 else None
+        arrays = [array for array in every if array is not None]
         gain = self.inputs.scale.astype(np.float64) * r
         for block in reference.iterate_blocks(arrays, self.problem.mode, (gain, relative + 4 * p.u, reach)):
             dy, *others = block.arrays
@@ -211,10 +209,8 @@ class BackwardElemt(Expected):
         for tier in classes:
             e_total, e_moment = self._total_errors(tier)
             parameters += [np.abs(gain) * e_total / n, np.abs(gain * self._inverse) * e_moment / n]
-        arrays = [self.inputs.x, self.inputs.need("dy")]
-        for more in (got, prior if beta != 0 else None):
-            if more is not None:
-                arrays.append(more)
+        every = self.inputs.x, self.inputs.need("dy"), got, prior if beta != 0 else None
+        arrays = [array for array in every if array is not None]
         product = 8 * p.u + p.u_param
         for block in reference.iterate_blocks(arrays, self.problem.mode, parameters):
             x, dy, *others = block.arrays

@@ -382,11 +382,7 @@ class Expected:
             if plain:
                 parameters[-len(weights)] += p.tiny_out
         undecided = [self.deviations(tier).undecided for tier in classes]
-        if got is not None:
-            arrays.append(got)
-        if beta != 0:
-            assert prior is not None
-            arrays.append(prior)
+        arrays += [array for array in (got, prior if beta != 0 else None) if array is not None]
         for block in share_of_blocks(arrays, self.problem.mode, parameters, *self._share):
             x, *rest = block.arrays[:sources]
             others = list(block.arrays[sources:])
