@@ -213,8 +213,7 @@ def _own(expected: Expected, output: str, size: float) -> Array | float:
     if output == "y":
         bias = np.abs(expected.inputs.need("bias").astype(np.float64).ravel())
         rounded = rounded * (1 + bias / scale) * np.sqrt((variance + problem.epsilon) / variance)
-    own = 2 * problem.m * size * rounded + 0 / scale
-    return own
+    return 2 * problem.m * size * rounded + 0 / scale
 
 
 def _allowed(expected: Expected, name: str, value: Array, size: float) -> Array:

@@ -333,7 +333,9 @@ def _alter(problem: Problem, values: dict[str, Array], fill: _Exact | _Paired | 
     """Apply the options scale, sign and old to the parameters, and add what a composed operation is given beside."""
     every_second = fill.every_second()
     if problem.composed == "backward_elemt":
-        _add_sums(problem, values, fill)
+        values["sum_dy"] = fill.cycle(_SHARES) * problem.count  # of all ranks, unlike those of x and dy
+        with np.errstate(divide="ignore"):
+            values["sum_dy_xmu"] = fill.cycle(np.roll(_SHARES, 1)) / values["saved_inv_variance"] * problem.count
     if problem.scale == "zero":
         values["scale"] = np.where(every_second, 0.0, values["scale"])
     if problem.scale == "small":
@@ -343,13 +345,6 @@ def _alter(problem: Problem, values: dict[str, Array], fill: _Exact | _Paired | 
         values["saved_inv_variance"] = np.where(every_second, -1.0, 1.0) * values["saved_inv_variance"]
     if problem.old == "nan":
         values |= dict.fromkeys(("mean", "variance"), np.full(problem.parameter_dims, np.nan))
-
-
-def _add_sums(problem: Problem, values: dict[str, Array], fill: _Exact | _Paired | _Randn) -> None:
-    """Sums of all ranks, unlike those of x and dy."""
-    values["sum_dy"] = fill.cycle(_SHARES) * problem.count
-    with np.errstate(divide="ignore"):
-        values["sum_dy_xmu"] = fill.cycle(np.roll(_SHARES, 1)) / values["saved_inv_variance"] * problem.count
 
 
 def _make_ranks(problem: Problem, stored: dict[str, Array], fill: _Exact | _Paired | _Randn) -> None:

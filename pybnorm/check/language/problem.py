@@ -452,8 +452,6 @@ class Problem:
                 "running", 1, "running=0 where a statistic is of one element: its unbiased variance is undefined"
             )
 
-    # ------------------------------------------------------------ derived
-
     @property
     def word(self) -> str:
         """``train``, ``infer`` or ``backward``, or one of `COMPOSED`."""
@@ -553,8 +551,6 @@ class Problem:
         if self.operation == Operation.BACKWARD:
             return not self.saved
         return self.operation == Operation.FORWARD_TRAINING
-
-    # ------------------------------------------------------------ text
 
     def __str__(self) -> str:
         return self._line

@@ -96,6 +96,9 @@ def write(
     shown = list(dict.fromkeys([*(numbers[id(cause.cases[0])] for cause in found), *bad]))[:DETAILS]
     layouts = sorted({r.case.split(",")[3].partition("=")[0] for r in results}, key=place)
     refused = Counter((r.backend, _note(r)) for r in results if r.status == Status.UNSUPPORTED)
+    ratios: dict[str, list[plots.Point]] = {name: [] for name in names}
+    for i, r in enumerate(results):
+        ratios[r.backend] += [(v.output, v.ratio, v.status.value, i) for v in r.verdicts]
     text = render(
         "report.html",
         environment=environment,
@@ -120,7 +123,7 @@ def write(
         layouts=layouts,
         groups=_groups(results, [(name, layout) for name in names for layout in layouts]),
         heat_map=plots.heat_map(results, names) if results else "",
-        strips=plots.strips(_ratios(results, names)) if results else "",
+        strips=plots.strips({name: points for name, points in ratios.items() if points}) if results else "",
         defects=_defects(results),
         left_out=len(bad) - sum(results[i].status != Status.UNSUPPORTED for i in shown),
         details=len(shown),
@@ -271,11 +274,3 @@ def _defects(results: Iterable[CaseResult]) -> list[dict[str, Any]]:
         row = {"id": word, "count": count, "what": defect.what if defect else ""}
         rows.append(row | {"links": defect.links if defect else ()})
     return rows
-
-
-def _ratios(results: Sequence[CaseResult], backends: Sequence[str]) -> dict[str, list[plots.Point]]:
-    return {
-        b: [(v.output, v.ratio, v.status.value, i) for i, r in enumerate(results) if r.backend == b for v in r.verdicts]
-        for b in backends
-        if any(r.backend == b and r.verdicts for r in results)
-    }

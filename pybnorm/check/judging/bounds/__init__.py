@@ -81,11 +81,11 @@ truncated upper end. Where every judged element is one of them, and many are no 
 the verdict says that the results are truncated.
 """
 
-from pybnorm.check.judging.bounds.causes import TRUNCATED, UNBIASED, bessel_convention
-from pybnorm.check.judging.bounds.classes import LONG, Precision, Tier, depth, precision, tiers
+from pybnorm.check.judging.bounds.causes import TRUNCATED, UNBIASED
+from pybnorm.check.judging.bounds.classes import LONG, Tier, depth, precision, tiers
 from pybnorm.check.judging.bounds.composed import expect
 from pybnorm.check.judging.bounds.expected import Expected
-from pybnorm.check.judging.bounds.formulas import Deviations, Moments, backward_error, deviations, forward_error, stored
+from pybnorm.check.judging.bounds.formulas import Moments, backward_error, deviations, forward_error, stored
 from pybnorm.check.judging.bounds.judging import judge, judge_by
 from pybnorm.check.judging.bounds.trust import untrusted
 from pybnorm.check.judging.bounds.verdict import Point, Status, Verdict
@@ -94,16 +94,13 @@ __all__ = [
     "LONG",
     "TRUNCATED",
     "UNBIASED",
-    "Deviations",
     "Expected",
     "Moments",
     "Point",
-    "Precision",
     "Status",
     "Tier",
     "Verdict",
     "backward_error",
-    "bessel_convention",
     "depth",
     "deviations",
     "expect",

@@ -152,18 +152,13 @@ class _Element:
         x = self.values("x")
         signed, shift = self.parameter("scale"), self.parameter("bias")
         scale, bias = abs(signed), abs(shift)
-        return self.finish(
-            "y",
-            signed * self.r * (x - self.mean) + shift,
-            [
-                Term(f"|scale| r dmu, dmu = {self.mean_formula()}", scale * self.r * self.d_mean),
-                Term("|scale| |x-mu| dr", scale * abs(x - self.mean) * self.d_inverse),
-                Term(
-                    "4 u (|scale| r (|x|+|mu|) + |bias|)",
-                    4 * self.p.u * (scale * self.r * (abs(x) + abs(self.mean)) + bias),
-                ),
-            ],
-        )
+        size = scale * self.r * (abs(x) + abs(self.mean)) + bias
+        found = [
+            Term(f"|scale| r dmu, dmu = {self.mean_formula()}", scale * self.r * self.d_mean),
+            Term("|scale| |x-mu| dr", scale * abs(x - self.mean) * self.d_inverse),
+            Term("4 u (|scale| r (|x|+|mu|) + |bias|)", 4 * self.p.u * size),
+        ]
+        return self.finish("y", signed * self.r * (x - self.mean) + shift, found)
 
     def dx(self) -> list[Term]:
         u, m, r = self.p.u, self.m, self.r
@@ -175,11 +170,9 @@ class _Element:
         w = (abs(x) + abs(self.mean)) * r if self.tier.one_pass else normal
         moved = r * self.d_mean + normal * self.d_inverse / r + 3 * u * w
         result = signed * r * (dy - mean_dy - (x - self.mean) * r * slope)
+        size = abs(dy) + abs(mean_dy) + normal * abs(slope)
         found = [
-            Term(
-                "|scale| r 5 u (|dy| + |dbias|/m + |x_hat| |dscale|/m)",
-                scale * r * 5 * u * (abs(dy) + abs(mean_dy) + normal * abs(slope)),
-            ),
+            Term("|scale| r 5 u (|dy| + |dbias|/m + |x_hat| |dscale|/m)", scale * r * 5 * u * size),
             Term("|scale| r E_b/m", scale * r * e_dbias / m),
             Term("|scale| r |x_hat| E_s/m", scale * r * normal * e_dscale / m),
             Term("|scale| r |dscale|/m D", scale * r * abs(slope) * moved),
