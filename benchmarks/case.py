@@ -16,10 +16,10 @@ import numpy.typing as npt
 
 import pybnorm
 from benchmarks.machine import Machine
+from benchmarks.timing import Array64, Call
 from pybnorm import reference
 from pybnorm.check.language.calls import METHODS, TENSORS
 from pybnorm.check.language.problem import OPERATIONS
-from pybnorm.devices.timing import Array64, Call
 from pybnorm.enums import DataType, Layout
 from pybnorm.errors import BackendError
 

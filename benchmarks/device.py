@@ -27,9 +27,9 @@ from benchmarks.host import SHAPE as HOST_SHAPE
 from benchmarks.host import Host
 from benchmarks.machine import Machine, TorchCuda, open_machine
 from benchmarks.shapes import drawn, shapes_of
+from benchmarks.timing import HOT_BYTES, buffer_sets
 from pybnorm import _core
 from pybnorm._arrays import CPU, CUDA
-from pybnorm.devices.timing import HOT_BYTES, buffer_sets
 from pybnorm.enums import DataType, Layout
 from pybnorm.errors import ArgumentError, LibraryError, NotInitializedError, PybnormError, UnsupportedError
 

@@ -13,9 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm import _arguments, devices
-from pybnorm._arrays import CUDA
-from pybnorm.devices.timing import (
+from benchmarks.timing import (
     COPY_BYTES,
     DEVIATION,
     MEAN,
@@ -31,6 +29,8 @@ from pybnorm.devices.timing import (
     rounds_of,
     timing_of,
 )
+from pybnorm import _arguments, devices
+from pybnorm._arrays import CUDA
 from pybnorm.enums import DataType, Layout
 
 __all__ = ["Machine", "TorchCuda", "open_machine"]

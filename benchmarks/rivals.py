@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.case import EPSILON, FACTOR, Case, Contender
 from benchmarks.machine import Machine, TorchCuda, optional
-from pybnorm.devices.timing import Call
+from benchmarks.timing import Call
 from pybnorm.enums import DataType, Layout
 
 __all__ = [

@@ -29,6 +29,7 @@ part() { # NAME VARIABLE=VALUE... -- COMMAND...
 
 . ci/rocm-parts.sh
 miopen_parts
+part 'one file for a report' -- python3 -m pybnorm collect --backend miopen -o "$results/pybnorm-report.zip"
 
 printf '\n== MIOpen: %d s\n' "$SECONDS"
 if [ ${#failed[@]} -gt 0 ]; then

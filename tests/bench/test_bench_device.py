@@ -15,9 +15,8 @@ from rich.console import Console
 
 import pybnorm
 from benchmarks import case as cases
-from benchmarks import device, host, machine, plot, rivals, shapes, tables
+from benchmarks import device, host, machine, plot, rivals, shapes, tables, timing
 from pybnorm import DataType, Layout, devices
-from pybnorm.devices import timing
 
 TINY = {"shapes": ["2x8x5x6"], "dtypes": ["f32"], "quick": True, "host": False}
 

@@ -9,9 +9,8 @@ import pytest
 
 import pybnorm
 from benchmarks import case as cases
-from benchmarks import device, plot, tables
+from benchmarks import device, plot, tables, timing
 from pybnorm import DataType, Layout
-from pybnorm.devices import timing
 
 # ---------------------------------------------------------------- arithmetic
 

@@ -1,9 +1,11 @@
 """`pybnorm collect`: one file for a report, without names, that `report` and `compare` read."""
 
 import getpass
+import itertools
 import json
 import os
 import platform
+import re
 import zipfile
 
 import pytest
@@ -17,11 +19,14 @@ from pybnorm.errors import ArgumentError
 def test_one_file_has_what_a_report_needs(tmp_path, load_library):
     load_library("onednn")
     file = tmp_path / "report.zip"
-    done = CliRunner().invoke(main, ["collect", "--backend", "onednn", "--seconds", "25", "-o", str(file)])
+    done = CliRunner().invoke(main, ["collect", "--backend", "onednn", "--seconds", "60", "-o", str(file)])
     assert done.exit_code == 0, done.output
     with zipfile.ZipFile(file) as found:
         texts = {name: found.read(name).decode() for name in found.namelist()}
-    assert set(texts) == {"README.txt", "info.txt", "info.json", "check.txt", "miopen.txt", "run.json"}
+    assert set(texts) == {"README.txt", "bench.txt", "info.txt", "info.json", "check.txt", "miopen.txt", "run.json"}
+    for call in itertools.product(("forward_training", "forward_inference", "backward"), ("f32", "bf16")):
+        line = rf"^onednn {' '.join(call)} 16x64x28x28: +\d+\.\d us by \w+$"
+        assert re.search(line, texts["bench.txt"], re.MULTILINE), texts["bench.txt"]
     assert all(f"  {name} " in done.output for name in texts)
     assert all(name in texts["README.txt"] for name in texts if name != "README.txt")
     assert any(b["backend"] == "onednn" and b["digest"] for b in json.loads(texts["info.json"])["backends"])

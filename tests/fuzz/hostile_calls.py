@@ -28,7 +28,6 @@ LEFT_OUT = {
     "pybnorm.__main__": "the command line, whose arguments are text: tests/check",
     "pybnorm.cli": "the command line, whose arguments are text: tests/check",
     "pybnorm.pytest_plugin": "pytest calls it",
-    "pybnorm.devices.timing": "what tuner and benchmark measure with",
     "pybnorm.devices.cuda": "needs CUDA; pybnorm.devices.device_for is how it is asked for",
     "pybnorm.devices.hip": "needs ROCm; pybnorm.devices.device_for is how it is asked for",
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import getpass
+import itertools
 import os
 import platform
 import re
@@ -14,19 +16,28 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pybnorm.check.judging.results import SCHEMA, json_parts
-from pybnorm.check.run import archive
-from pybnorm.errors import ArgumentError
+import numpy as np
 
-__all__ = ["SECONDS", "collected", "without_names"]
+import pybnorm
+from pybnorm.check.judging.results import SCHEMA, json_parts
+from pybnorm.check.language.calls import METHODS, TENSORS
+from pybnorm.check.language.data import numpy_dtype
+from pybnorm.check.run import archive
+from pybnorm.devices import device_for
+from pybnorm.enums import DataType
+from pybnorm.errors import ArgumentError, PybnormError
+
+__all__ = ["SECONDS", "bench", "collected", "without_names"]
 
 SECONDS = 180
 """What all commands together may take."""
 _INFO = 40
-"""What the two of them that only look around may take."""
+"""What those of them that only look around may take, each."""
+_DIMS = (16, 64, 28, 28)
 _README = """What `pybnorm collect` writes, for a report. Nothing was sent anywhere.
 
 info.txt, info.json   libraries, their versions, digests and paths; devices; what each can do; known defects
+bench.txt             the time of three calls of each backend
 run.json              the cases of the suites smoke and bugs that were done in time: `pybnorm report FILE.zip` shows it
 check.txt             what the check printed, and the standard error of the libraries
 miopen.txt            MIOpen's databases of this user: names and sizes
@@ -70,11 +81,15 @@ def collected(backend: str | None, seconds: float = SECONDS, step: Callable[[str
         Texts by file name. ``run.json`` is there where a case was done.
     """
     end = time.monotonic() + seconds
-    found = {"README.txt": _README, "miopen.txt": _databases()}
+    found = {"README.txt": _README, "miopen.txt": _databases(), "bench.txt": ""}
     with tempfile.TemporaryDirectory() as folder:
-        for name, words in (("info.txt", ["info", "-v"]), ("info.json", ["info", "--json"])):
-            found[name] = _output(words, min(_INFO, end - time.monotonic()), step)
-        words = ["check", "--suite", "smoke", "--suite", "bugs", "--save", f"{folder}/run"]
+        words = ["pybnorm", "info", "-v", "--json", f"{folder}/info.json"]
+        found["info.txt"] = _output(words, min(_INFO, end - time.monotonic()), step)
+        found["info.json"] = file.read_text("utf-8") if (file := Path(folder, "info.json")).exists() else ""
+        for name in [backend] if backend else pybnorm.backends():
+            words = ["pybnorm.check.run.collection", name]
+            found["bench.txt"] += _output(words, min(_INFO, end - time.monotonic()) / 2, step)
+        words = ["pybnorm", "check", "--suite", "smoke", "--suite", "bugs", "--save", f"{folder}/run"]
         found["check.txt"] = _output(words + (["--backend", backend] if backend else []), end - time.monotonic(), step)
         try:
             document = archive.read_run(f"{folder}/run")
@@ -85,10 +100,33 @@ def collected(backend: str | None, seconds: float = SECONDS, step: Callable[[str
     return {name: without_names(text) for name, text in sorted(found.items())}
 
 
+def bench(name: str) -> None:
+    """Print the time of each call of a backend, by plans on arrays of the device."""
+    try:
+        device = device_for(pybnorm.load(name).device_type)
+        handle = pybnorm.Handle(name, stream=device.stream or None, known_defects="ignore")
+    except PybnormError as error:
+        print(f"{name}: {error}".partition("\n")[0])
+        return
+    for operation, dtype in itertools.product(TENSORS, (DataType.FLOAT32, DataType.BFLOAT16)):
+        values = np.random.default_rng(0).standard_normal(_DIMS, np.float32).astype(numpy_dtype(dtype))
+        ones = np.ones(_DIMS[1], np.float32)
+        arrays = [device.from_numpy(values if row.data else ones) for row in TENSORS[operation]]
+        try:
+            plan = getattr(handle, f"plan_{METHODS[operation]}")(arrays[0])
+            memory = device.empty_bytes(plan.workspace_size + 1)
+            call = functools.partial(plan, *(a.pointer for a in arrays), (memory.pointer, plan.workspace_size))
+            took = min(device.time(call, repeats=5, calls=3, warmup=2))
+            said = f"{took * 1e6:10.1f} us by {plan.algorithm}"
+        except PybnormError as error:
+            said = f"{error}".partition("\n")[0]
+        print(f"{name} {METHODS[operation]} {dtype.short} {'x'.join(map(str, _DIMS))}: {said}", flush=True)
+
+
 def _output(words: list[str], seconds: float, step: Callable[[str], object]) -> str:
     """What a command prints on both streams; it is interrupted after `seconds`, and then killed."""
-    step(f"pybnorm {' '.join(words[:5])}")
-    command = [sys.executable, "-m", "pybnorm", *words]
+    step(" ".join(words[:3]))
+    command = [sys.executable, "-m", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True) as child:
         try:
             out, _ = child.communicate(timeout=max(seconds, 1))
@@ -113,3 +151,7 @@ def _databases() -> str:
         return "".join(f"{file.stat().st_size:>12} {file}\n" for file in files)
     except (OSError, RuntimeError) as error:
         return f"{folder}: {type(error).__name__}\n"
+
+
+if __name__ == "__main__":
+    bench(sys.argv[1])
