@@ -178,6 +178,7 @@ cdef extern from "pybnorm/shim.h" nogil:
         int (*stream_set)(pbn_handle *handle, void *stream) noexcept nogil
         int (*stream_get)(pbn_handle *handle, void **stream) noexcept nogil
         int (*takes_by_time)(const pbn_handle *handle) noexcept nogil
+        int (*far_from_zero)(const pbn_handle *handle, const pbn_call *call) noexcept nogil
         int (*tensor_create)(pbn_tensor *tensor) noexcept nogil
         int (*tensor_borrow)(void *vendor, pbn_tensor *tensor) noexcept nogil
         int (*tensor_set)(

@@ -291,6 +291,9 @@ typedef struct pbn_backend {
     int (*stream_get)(pbn_handle *handle, void **stream);
     /* Whether this handle takes kernels by their times; what files or variables say is pybnorm.defects'. NULL: never. */
     int (*takes_by_time)(const pbn_handle *handle);
+    /* 1 where the saved statistics of a spatial training call show a mean so far from 0 that its variance lost digits: it
+     * waits for the call, but on a stream that is captured. NULL where the variance is taken from centred values. */
+    int (*far_from_zero)(const pbn_handle *handle, const pbn_call *call);
 
     int (*tensor_create)(pbn_tensor *tensor); /* zeroes the record, then asks the vendor */
     int (*tensor_borrow)(void *vendor, pbn_tensor *tensor); /* reads a foreign descriptor into the record */

@@ -24,6 +24,7 @@ cdef class _HandleLife:
     cdef readonly str backend
     cdef readonly object library
     cdef readonly object device
+    cdef str card  # what the table of defects is told of the device; empty where it is not known
     cdef str policy
     cdef str unseen  # what to say of a version that no run has seen
     cdef tuple defects  # of this library, that its entry points avoid or warn of
@@ -70,6 +71,7 @@ cdef class _HandleLife:
 
     cdef int _adopt(self, const pbn_backend *table, pbn_handle *handle, object library, bint borrowed,
                     str policy) except -1:
+        cdef char card[PBN_TEXT_MAX]
         global _handles_made
         _handles_made += 1
         self.serial = _handles_made
@@ -91,6 +93,8 @@ cdef class _HandleLife:
         self.device_id = table.handle_device(handle)
         if self.device_id >= 0:
             self.device = self.device_id
+        found = self.device_id >= 0 and table.card != NULL and table.card(self.device_id, card, sizeof(card))
+        self.card = (<bytes>card).decode("ascii", "replace") if found else ""
         self.several = self.device_id >= 0 and table.memory_device != NULL and table.device_count() > 1
         _handles.add(self)
         return 0

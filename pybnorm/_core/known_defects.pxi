@@ -3,7 +3,8 @@
 cdef str _POLICY = "PYBNORM_KNOWN_DEFECTS"
 cdef tuple _POLICIES = ("warn", "avoid", "avoid_all", "error", "ignore")
 cdef object _avoider = None
-cdef set _told = set()  # the warnings about unseen versions that this process has given
+cdef set _told = set()  # the warnings that this process gives once: of unseen versions, of means far from 0
+cdef list _TRAINED = ["y", "saved_inv_variance", "running_variance"]
 
 
 def set_avoider(avoider):
@@ -30,12 +31,13 @@ cdef str _policy(object value):
     return value
 
 
-cdef object _asked(const pbn_call *call, bint saved, uintptr_t alignment, bint inplace=False):
+cdef object _asked(Handle handle, const pbn_call *call, bint saved, uintptr_t alignment, bint inplace=False):
     """The argument of the predicates of the table of defects."""
     cdef const pbn_tensor *x = call.x_desc
+    cdef bint running = call.operation != PBN_OP_FORWARD_TRAINING or call.running_mean != NULL
     return defects.Call(
         Operation(call.operation), Mode(call.mode), DataType(x.dtype), tuple([x.dims[i] for i in range(x.rank)]),
-        Layout(x.layout), saved, call.beta, alignment, inplace,
+        Layout(x.layout), saved, call.beta, alignment, inplace, running, handle.card,
     )
 
 
@@ -52,7 +54,7 @@ cdef str _not_in_place(Handle handle, const pbn_call *call, bint saved):
         handle.table.capability(call.operation, call.mode, x.dtype, x.layout, x.rank, &why) & PBN_CAP_IN_PLACE
     ):
         return f"{_CALL_NAMES[call.operation]} is not known to be correct there"
-    asked = _asked(call, saved, 16, True)
+    asked = _asked(handle, call, saved, 16, True)
     met = [d for d in handle.defects if d.refused and d.predicate(asked)]
     return _said(met[0], _results(call.operation)) if met else ""
 
@@ -77,16 +79,12 @@ cdef str _said(object defect, list written):
 
 cdef str _on_card(Handle handle, const pbn_call *call):
     """On which card a batch-norm call has failed, and what is known of that; empty where it makes no difference."""
-    cdef char text[PBN_TEXT_MAX]
-    if not _normalizes(call.operation) or handle.table.card == NULL or handle.device_id < 0:
+    if not _normalizes(call.operation) or not handle.card:
         return ""
-    if not handle.table.card(handle.device_id, text, sizeof(text)):
-        return ""
-    card = (<bytes>text).decode("ascii", "replace")
-    asked = _asked(call, call.saved_mean != NULL, 16)
+    asked = _asked(handle, call, call.saved_mean != NULL, 16)
     build = _find.file_digest(handle.library.path)
-    met = defects.known_defects(handle.backend, asked, handle.library.version, build, f"({card})")
-    return "; ".join([f"on {card}", *[_said(d, []) for d in met if d.cards]])
+    met = defects.known_defects(handle.backend, asked, handle.library.version, build)
+    return "; ".join([f"on {handle.card}", *[_said(d, []) for d in met if d.cards]])
 
 
 cdef int _tell_once(str text) except -1:
@@ -94,6 +92,30 @@ cdef int _tell_once(str text) except -1:
     if text not in _told:
         _told.add(text)
         errors._warn(f"{text}. pybnorm check --suite bugs shows which it has", errors.UnseenLibraryWarning)
+    return 0
+
+
+cdef bint _are_far(Handle handle, const pbn_call *call) except -1:
+    """Whether the statistics of a training call say that its variance has lost digits; it has waited for them then."""
+    cdef bint far
+    if handle.table.far_from_zero == NULL or handle.policy == "ignore" or call.saved_mean == NULL:
+        return False
+    if call.operation != PBN_OP_FORWARD_TRAINING or call.mode == Mode.PER_ACTIVATION:
+        return False
+    with nogil:
+        far = handle.table.far_from_zero(handle.handle, call) == 1
+    return far
+
+
+cdef int _tell_of_means(Handle handle, str name) except -1:
+    """Warn of a variance that has lost digits, once in a process."""
+    for defect in defects._of_library(handle.library, True):
+        if defect.far and defect.id not in _told:
+            _told.add(defect.id)
+            errors._warn(
+                f"{handle.backend} {name}: a mean is 1000 times its deviation or more; {_said(defect, _TRAINED)}. "
+                "Handle(known_defects='avoid_all') goes another way", errors.KnownDefectWarning,
+            )
     return 0
 
 

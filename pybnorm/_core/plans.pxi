@@ -105,7 +105,7 @@ cdef class Plan:
     cdef bint alone  # never: of `way_of`
     cdef uint64_t serial  # of the handle, where alone
     cdef CallList others  # made in this one's place where it has a known defect; else None
-    cdef bint in_place  # a call has written y over x, or dx over dy, and may
+    cdef bint in_place, looked  # a call has written y over x, or dx over dy, and may; its statistics were looked at
     # Around a training that keeps the biased variance; None in others.
     cdef CallList before
     cdef CallList after
@@ -178,7 +178,7 @@ cdef class Plan:
         asked = None
         half = self.call.share != 0 or self.call.sums_only
         if (handle.avoided or handle.weak) and _normalizes(self.call.operation) and not half:
-            asked = _asked(&self.call, self.call.saved_mean != NULL, self.alignment)
+            asked = _asked(handle, &self.call, self.call.saved_mean != NULL, self.alignment)
             met = handle._met(asked, algorithm in ("auto", "fast"))
             if met and handle._avoids(algorithm):
                 if self._by_way(handle, algorithm, asked, met) or _by_native(self, handle, met):
@@ -264,17 +264,13 @@ cdef class Plan:
     cdef bint _copy(self, Handle handle, object refusal) except -1:
         """Say whether the call runs on copies of arrays that the library does not take as they lie."""
         cdef pbn_call *call = &self.call
-        cdef int i
         if call.activation != PBN_ACTIVATION_NONE or call.z_desc != NULL or call.dz_desc != NULL:
             return False
         if not _normalizes(call.operation) or call.mode == Mode.SPATIAL_PERSISTENT:
             return False
-        asked = _asked(call, call.saved_mean != NULL, self.alignment)
-        arrays = {
-            self.names[i]: (i + 1, self.descriptors[i]) for i in range(self.count) if self.arguments[i].planned
-        }
+        asked = _asked(handle, call, call.saved_mean != NULL, self.alignment)
         try:
-            self.others, self.workspace_size, copies = _avoider(handle, asked, arrays, _options(call), ())
+            self.others, self.workspace_size, copies = _avoider(handle, asked, self._by_name(), _options(call), ())
         except errors.UnsupportedError:
             return False  # the library's own reason says more
         copied = "copied: " + ", ".join([copy.partition(":")[0] for copy in copies])
@@ -282,10 +278,13 @@ cdef class Plan:
         self.reason = f"{refusal.text}; {copied if copies else 'the same memory is seen as other axes, or blended'}"
         return True
 
+    cdef dict _by_name(self):
+        """Slot and descriptor of each tensor."""
+        return {self.names[i]: (i + 1, self.descriptors[i]) for i in range(self.count) if self.arguments[i].planned}
+
     cdef bint _avoid(self, Handle handle, object asked, tuple met) except -1:
         """Other calls of the library take this one's place; whether they do where it is only weak."""
         cdef pbn_call *call = &self.call
-        cdef int i
         names = ", ".join([d.id for d in met])
         weak = all([d.effect == defects.Effect.WEAK for d in met])
         if call.activation != PBN_ACTIVATION_NONE:
@@ -295,12 +294,8 @@ cdef class Plan:
                 handle, self.name,
                 f"known defect {names}: {met[0].what}; with an activation no other way of this library is known",
             )
-        arrays = {
-            self.names[i]: (i + 1, self.descriptors[i]) for i in range(self.count) if self.arguments[i].planned
-        }
-        options = _options(call)
         try:
-            self.others, self.workspace_size, _ = _avoider(handle, asked, arrays, options, met)
+            self.others, self.workspace_size, _ = _avoider(handle, asked, self._by_name(), _options(call), met)
         except errors.UnsupportedError:
             if weak:
                 return False
@@ -319,7 +314,7 @@ cdef class Plan:
         cdef const pbn_argument *passed
         cdef uintptr_t address
         cdef uintptr_t nowhere = 0
-        cdef bint lent = False
+        cdef bint lent = False, far = False
         cdef list kept = None  # memory of arrays, until the call has returned; calls on addresses need none
         cdef _Lock lock
         cdef int i, n = 0
@@ -389,8 +384,12 @@ cdef class Plan:
                     call.workspace, call.workspace_size = NULL, 0
                 self._once(handle, &call)
                 self.after.run(handle, variance)
+            if not self.looked and self.others is None:
+                far, self.looked = _are_far(handle, &call), True
         finally:
             lock.release()
+        if far:
+            _tell_of_means(handle, self.name)
         written = None
         for i in range(self.count):
             passed = _argument(arguments, self.arguments[i].row)

@@ -27,9 +27,7 @@ for _backend, _runs in _RUNS.items():
     kinds.SPANS[_backend] = min(d.first for d in DEFECTS if d.backend == _backend), max(run.version for run in _runs)
 
 
-def known_defects(
-    backend: str, call: Any, version: Sequence[int] | None = None, build: str = "", device: str = ""
-) -> list[Defect]:
+def known_defects(backend: str, call: Any, version: Sequence[int] | None = None, build: str = "") -> list[Defect]:
     """The defects of a library that a call meets.
 
     Parameters
@@ -37,14 +35,12 @@ def known_defects(
     backend : str
         ``"cudnn"``, ``"miopen"`` or ``"onednn"``.
     call : Call, pybnorm.check.Problem or str
-        A str is a case, as in ``pybnorm check --case``.
+        A str is a case, as in ``pybnorm check --case``. A Call may name its device; what only certain cards have is
+        left out otherwise.
     version : sequence of int, optional
         Of the library; default: any.
     build : str, optional
         The digest of its file, as `pybnorm info` says it; see `Defect`.
-    device : str, optional
-        The device's name, as `pybnorm info` says it, such as ``"AMD Radeon 8060S (gfx1151, wave size 32)"``. Without
-        it, what only certain cards have is left out.
 
     Returns
     -------
@@ -74,7 +70,7 @@ def known_defects(
         if d.backend == name
         and (numbers is None or d.in_version(numbers, digest))
         and (here or not d.tuned)
-        and d.on_card(device)
+        and d.on_card(described.device)
         and d.predicate(described)
     ]
 
@@ -150,7 +146,7 @@ def _described(call: Any) -> Call:
         except ArgumentError as error:
             raise ArgumentError("call", call, f"a case, a pybnorm.check.Problem or a Call ({error})") from None
     try:
-        given = Call(*(getattr(call, name) for name in Call._fields))
+        given = Call(*(getattr(call, name) for name in Call._fields[:-1]))._replace(device=getattr(call, "device", ""))
     except Exception:
         raise ArgumentTypeError("call", call, "a case, a pybnorm.check.Problem or a pybnorm.defects.Call") from None
     _arguments.instance(given.layout, Layout, "layout", "a pybnorm.Layout")
@@ -164,6 +160,8 @@ def _described(call: Any) -> Call:
         _arguments.scalar(given.beta, "beta"),
         _arguments.integer(given.alignment, "alignment", 1),
         _arguments.boolean(given.inplace, "inplace"),
+        _arguments.boolean(given.running, "running"),
+        _arguments.text(given.device, "device"),
     )
 
 

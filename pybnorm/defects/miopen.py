@@ -88,6 +88,7 @@ def _over_sums(
         what="kernels keep partial results in y, or dx, before they have read all of x, or dy, and so are wrong where "
         f"the two are one array: {what}",
         links=(),
+        example="a training call that writes y over x, to save memory",
         case=case,
         predicate=lambda p: (
             p.inplace and p.mode == Mode.SPATIAL and p.operation != Operation.FORWARD_INFERENCE and predicate(p)
@@ -230,6 +231,22 @@ DEFECTS = (
         refused=True,
     ),
     Defect(
+        id="miopen-tuned-running-statistics",
+        backend="miopen",
+        first=(3, 5),
+        seen=(),
+        effect=Effect.WRONG,
+        outputs=("running_mean", "running_variance"),
+        what="a call that is tuned updates the running statistics once for each kernel tried (ROCm 7.0 and 7.1)",
+        links=("ROCm/rocm-libraries#2104",),
+        example="the first training steps after torch.backends.cudnn.benchmark = True",
+        case="train,spatial,f32,nchw,4x16x14x14,fill=randn,repeats=3",
+        predicate=lambda p: p.mode == Mode.SPATIAL and p.operation == Operation.FORWARD_TRAINING and p.running,
+        ratio=1e8,
+        tuned=True,
+        builds={_MIOPEN_35.build: False},
+    ),
+    Defect(
         id="miopen-nhwc-training-kernel",
         backend="miopen",
         first=(3, 4),
@@ -333,6 +350,7 @@ DEFECTS = (
         case="train,spatial,f32,nchw,4x3x8x8,fill=randn,kappa=100",
         predicate=lambda p: p.mode == Mode.SPATIAL and p.recomputes,
         better=True,
+        far=True,
     ),
     chained("miopen", (3, 4), RUNS, better=True),
     Defect(

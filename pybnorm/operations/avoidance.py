@@ -70,7 +70,7 @@ def avoid(
 
 def _right(p: Program, operation: Operation, dims: tuple[int, ...]) -> bool:
     """Say whether a spatial float32 call without a blend is correct; backward's sums may be of one sign."""
-    met = defects_of(p.handle, Call(operation, Mode.SPATIAL, DataType.FLOAT32, dims, saved=False))
+    met = defects_of(p.handle, Call(operation, Mode.SPATIAL, DataType.FLOAT32, dims, saved=False, running=False))
     return all(d.effect == Effect.WEAK for d in met)
 
 

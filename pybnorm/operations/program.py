@@ -121,8 +121,8 @@ def _asked(
     """Give what the table of defects is asked about."""
     x = data["x"]
     layout, alignment = _arguments.layout_of(x.dims, x.strides), ways.alignment_of(data.values())
-    saved = "saved_mean" in parameters
-    return Call(_OPERATIONS[method], mode, x.dtype, x.dims, layout, saved, options["beta"], alignment)
+    saved, running = "saved_mean" in parameters, method != "forward_training" or "running_mean" in parameters
+    return Call(_OPERATIONS[method], mode, x.dtype, x.dims, layout, saved, options["beta"], alignment, running=running)
 
 
 class Program:

@@ -154,7 +154,7 @@ def test_a_known_defect_of_backward_is_known_of_its_sums():
     assert "dbias" in defect.outputs
     for name, explained in (("dbias", True), ("sum_dy", True), ("sum_dy_xmu", "dscale" in defect.outputs)):
         verdict = Verdict(name, Status.CHAIN, "B", 1.2, {"A": 1.2, "B": 1.2}, 4, over=2, note=note, finite_ratio=1.2)
-        assert covers(defect, verdict, 4) == explained
+        assert covers(defect, verdict) == explained
 
 
 SYNC = [f"{word},{{}},f32,nchw,8x3x4x5,fill=randn,ranks=3" for word in ("sync_train", "sync_backward")]

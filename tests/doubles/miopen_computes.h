@@ -7,7 +7,7 @@
  * a handle and asking for its stream return; double_wrong_derivation adds a channel; double_no_device: HIP has none;
  * double_policy is the tuning policy of every handle; with one that tunes, backward is as MIOpen's kernel variant 1;
  * double_call_status: what training and inference return; double_architecture: the devices'.
- * double_policy_device: the device that was current when it was asked for last.
+ * double_capturing: whether the stream is captured; double_policy_device: the device that was current when it was asked for last.
  */
 #include <math.h>
 #include <stdio.h>
@@ -25,7 +25,7 @@ struct activation {
 int double_plain_calls, double_v2_calls, double_fused_calls, double_inverse_calls;
 double double_activation[4];
 int double_live_activations, double_live_descriptors, double_status, double_wrong_derivation, double_no_device;
-int double_policy = PBN_miopenTuningPolicyNone, double_policy_device = -1, double_call_status;
+int double_policy = PBN_miopenTuningPolicyNone, double_policy_device = -1, double_call_status, double_capturing;
 
 enum { success = 0, bad_parameter = 3, not_implemented = 6, unknown = 7 };
 
@@ -67,6 +67,17 @@ int hipGetDevicePropertiesR0600(struct pbn_hip_properties *properties, int ordin
     properties->wave_size = 32;
     memcpy(properties->architecture, double_architecture, sizeof double_architecture);
     return ordinal == current ? success : 101;
+}
+int hipStreamIsCapturing(void *stream, int *status) {
+    *status = double_capturing;
+    return stream != NULL;
+}
+int hipMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream) {
+    memcpy(to, from, size);
+    return kind != 2 || stream != NULL;
+}
+int hipStreamSynchronize(void *stream) {
+    return stream != NULL;
 }
 int hipGetLastError(void) {
     const int last = double_last_error;

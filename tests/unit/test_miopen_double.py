@@ -338,11 +338,12 @@ def test_a_failed_call_names_the_card_and_what_is_known_of_it(doubles: Any, chil
         failing = ctypes.c_int.in_dll(library, "double_call_status")
         x, y, p = np.ones((2, 3, 4, 4), "f"), np.ones((2, 3, 4, 4), "f"), np.ones((4, 3), "f")
         data = pybnorm.TensorDescriptor("miopen", "f32", x.shape)
-        handle, answers = pybnorm.Handle("miopen"), []
-        train = handle.plan_forward_training(data, algorithm=None, running=False, saved=False)
-        infer = handle.plan_forward_inference(data, algorithm=None)
+        answers = []
         for failing.value in (5, 7):
             for architecture.value in (b"gfx1151", b"gfx1100", b""):
+                handle = pybnorm.Handle("miopen")
+                train = handle.plan_forward_training(data, algorithm=None, running=False, saved=False)
+                infer = handle.plan_forward_inference(data, algorithm=None)
                 for plan, count in ((train, 2), (infer, 4)):
                     arrays = [a.ctypes.data for a in (x, *p[:count], y)]
                     answers.append(attempt(lambda: plan(*arrays))["text"].splitlines()[0])
@@ -358,6 +359,42 @@ def test_a_failed_call_names_the_card_and_what_is_known_of_it(doubles: Any, chil
         assert infer.endswith("on gfx1151, wave size 32")
         assert all(text.endswith("on gfx1100, wave size 32") for text in others[:2])
         assert not any("wave size" in text for text in others[2:])
+
+
+def test_a_mean_far_from_0_is_told_of_once_from_the_calls_own_statistics(doubles: Any, child: Any) -> None:
+    script = """
+        import warnings
+        capturing = ctypes.c_int.in_dll(library, "double_capturing")
+        noise = np.random.default_rng(0).normal(size=(4, 3, 4, 4)).astype("f")
+        answers = []
+
+        def told(mean, policy="warn", dims=(4, 3, 4, 4)):
+            x = np.ascontiguousarray((noise + np.float32(mean)).reshape(dims))
+            a, b, c, d = np.ones((4, 3), "f")
+            y = np.empty_like(x)
+            handle = pybnorm.Handle("miopen", known_defects=policy)
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                data = pybnorm.TensorDescriptor("miopen", "f32", dims)
+                plan = handle.plan_forward_training(data, algorithm=None, running=False)
+                memory = np.empty(plan.workspace_size + 64, np.uint8)
+                space = (-(-memory.ctypes.data // 64) * 64, plan.workspace_size) if plan.workspace_size else None
+                for _ in range(2):
+                    plan(*(v.ctypes.data for v in (x, a, b, y)), None, None, c.ctypes.data, d.ctypes.data, space)
+            return [str(w.message) for w in found if w.category is pybnorm.KnownDefectWarning]
+
+        answers += [told(0), told(300), told(1e4, "ignore"), told(1e4, "avoid_all")]
+        capturing.value = 1
+        answers.append(told(1e4))
+        capturing.value = 0
+        answers += [told(1e4), told(1e4, dims=(4, 3, 2, 8))]
+        report(answers)
+        """
+    file = doubles.build("miopen", version=3004000, defines=("DOUBLE_COMPUTES",))
+    *silent, (text,), again = child(textwrap.dedent(PRELUDE) + textwrap.dedent(script), file=str(file))
+    assert silent == [[]] * 5
+    assert again == []
+    assert "a mean is 1000 times its deviation or more; known defect miopen-one-pass-variance, wrong y" in text
 
 
 def test_the_policy_is_asked_for_on_the_handles_device(doubles: Any, child: Any) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pybnorm.check.judging.bounds import Status, Verdict
 from pybnorm.check.language.data import sums_are_exact
 from pybnorm.check.language.problem import Problem
-from pybnorm.defects import Defect, Effect, known_defects
+from pybnorm.defects import Call, Defect, Effect, known_defects
 
 STATUSES = {Effect.WRONG: Status.FAIL, Effect.FAILS: Status.BUILD_FAILED, Effect.WEAK: Status.WARN}
 """What a defect's effect makes of a case."""
@@ -39,12 +39,10 @@ def makes(defect: Defect, status: Status) -> bool:
     return status == STATUSES[defect.effect]
 
 
-def covers(defect: Defect, verdict: Verdict, channels: int) -> bool:
+def covers(defect: Defect, verdict: Verdict) -> bool:
     """Say whether a verdict of the defect's status is of an output, of a kind, and no larger than it explains."""
-    if verdict.wild and not (verdict.output in defect.nan and verdict.wild_from == channels - 1):
-        return False
     output = _SUMS.get(verdict.output, verdict.output)
-    if output not in defect.outputs or defect.note not in verdict.note:
+    if verdict.wild or output not in defect.outputs or defect.note not in verdict.note:
         return False
     return verdict.status != Status.FAIL or verdict.finite_ratio <= defect.largest(output)
 
@@ -65,14 +63,15 @@ def explain(
     `build` of the library and the name of the `device` are "" where they are not known.
     """
     exact = sums_are_exact(problem)
+    call = Call(*(getattr(problem, name) for name in Call._fields[:-1]))._replace(device=device)
     candidates = [
         d
-        for d in known_defects(backend, problem, version, build, device)
+        for d in known_defects(backend, call, version, build)
         if makes(d, status) and not (d.rounded if exact else d.exact) and problem.fill in (d.fills or (problem.fill,))
     ]
     if not verdicts:
         return [d for d in candidates if not d.outputs and d.note in message]
-    wrong, channels = [v for v in verdicts if v.status == status], problem.dims[1]
-    used = [d for d in candidates if any(covers(d, v, channels) for v in wrong)]
-    complete = wrong and all(any(covers(d, v, channels) for d in used) for v in wrong)
+    wrong = [v for v in verdicts if v.status == status]
+    used = [d for d in candidates if any(covers(d, v) for v in wrong)]
+    complete = wrong and all(any(covers(d, v) for d in used) for v in wrong)
     return used if complete else []

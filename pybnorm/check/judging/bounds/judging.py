@@ -106,7 +106,6 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
         ratios=ratios,
         finite_ratio=tally.finite_ratio,
         wild=tally.wild,
-        wild_from=tally.wild_from,
         elements=tally.elements,
         over=tally.over,
         undecided=tally.undecided,
@@ -145,6 +144,5 @@ def _add_wrong(tally: Tally, findings: not_finite.Findings) -> None:
         if finding.wrong:
             tally.over += finding.count
             tally.wild += finding.count
-            tally.wild_from = 0  # wherever they are: nothing explains them
             tally.worst.insert(0, Point(finding.index, finding.right, finding.got, 0.0, math.inf))
     del tally.worst[WORST_POINTS:]

@@ -30,8 +30,6 @@ class Tally:
     unjudged: int = 0
     wild: int = 0
     """Of `over`: elements that are not finite."""
-    wild_from: int = -1
-    """Lowest place along axis 1, the channels', of those; -1: there is none."""
     different: int = 0
     """Elements that are not the correct value, rounded; not all are counted where there is one."""
     elements: int = 0
@@ -57,13 +55,11 @@ def compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, ..
 def _together(tallies: list[Tally]) -> Tally:
     """The counts of all parts of an output together, in order."""
     counted = ("over", "undecided", "unjudged", "wild", "different", "elements")
-    places = [tally.wild_from for tally in tallies if tally.wild_from >= 0]
     points = sorted((point for tally in tallies for point in tally.worst), key=lambda point: -point.ratio)
     return Tally(
         ratio=max(tally.ratio for tally in tallies),
         finite_ratio=max(tally.finite_ratio for tally in tallies),
         noticed=min(tally.noticed for tally in tallies),
-        wild_from=min(places, default=-1),
         worst=points[:WORST_POINTS],
         **{name: sum(getattr(tally, name) for tally in tallies) for name in counted},
     )
@@ -131,10 +127,7 @@ def _compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
         tally.different += int(np.count_nonzero(judged & different))
         tally.unjudged += int(np.count_nonzero(~judged))
         tally.over += int(np.count_nonzero(looked.over))
-        if wild.any():
-            tally.wild += int(np.count_nonzero(wild))
-            first = part.index[1].start + int(np.nonzero(wild)[1].min())
-            tally.wild_from = first if tally.wild_from < 0 else min(tally.wild_from, first)
+        tally.wild += int(np.count_nonzero(wild))
         tally.undecided += int(np.count_nonzero(looked.open))
         tally.ratio = max(tally.ratio, float(looked.ratio.max(initial=0.0)))
         _remember(tally.worst, part, error, bound, looked.ratio)

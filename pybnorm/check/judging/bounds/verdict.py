@@ -122,8 +122,6 @@ class Verdict:
     """Worst error / bound of the elements that are finite, in the class `tier`."""
     wild: int = 0
     """Elements that are finite, or not, and must not be."""
-    wild_from: int = -1
-    """Lowest channel of those; -1: there is none."""
     where: str = ""
     """The smallest description of the elements that are wrong (`pybnorm.check.judging.bounds.where`)."""
     covered: int = 0
