@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
@@ -93,6 +94,10 @@ def test_a_damaged_or_absent_output_file_is_named(tmp_path):
         archive.output_digests(tmp_path, f"outputs/{'0' * 32}.npz")
     with pytest.raises(ArgumentError, match=r"absent\.npz"):
         archive.output_digests(tmp_path, "outputs/absent.npz")
+    for few in (1, 121):
+        saved = archive.write_outputs(tmp_path, "onednn", PROBLEM, outputs() | {"y": values[:few]})
+        with pytest.raises(ArgumentError, match="its y has the shape"):
+            archive.output_digests(tmp_path, saved, "onednn", LINE)
 
 
 @pytest.mark.slow
@@ -156,6 +161,8 @@ def test_a_journal_gives_back_what_was_finished(tmp_path):
     with archive.Journal(tmp_path / "run") as journal:
         journal.begin([INFO])
         journal.append(result())
+        stream = journal._stream
+        journal._stream = types.SimpleNamespace(write=lambda data: stream.write(data[:100]), close=stream.close)
         journal.append(result(LINE + ",seed=1"))
         assert len(journal.finished()) == 2
     with archive.Journal(tmp_path / "run", resume=True) as journal:
@@ -360,8 +367,9 @@ def test_a_journal_of_another_library_is_refused(tmp_path, change):
         journal.begin([INFO])
     with archive.Journal(tmp_path, resume=True) as journal:
         other = BackendInfo(**(vars(INFO) | change))
-        with pytest.raises(ArgumentError, match=r"the onednn that ran its finished cases: 3\.8\.1, /lib/lib"):
-            journal.begin([other])
+        for infos in ([other], [INFO, other]):
+            with pytest.raises(ArgumentError, match=r"the onednn that ran its finished cases: 3\.8\.1, /lib/lib"):
+                journal.begin(infos)
         journal.begin([INFO, BackendInfo("cudnn", problem="absent")])  # one more that did not run then
 
 

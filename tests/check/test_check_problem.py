@@ -334,7 +334,7 @@ def hostile_suites(folder):
     """Names of suites that went on for long, for ever or into a traceback, and what is said of them now."""
     for i in range(500):
         write(folder, **{f"chain{i}": f"@chain{i + 1}\n", f"twice{i}": f"@twice{i + 1}\n@./twice{i + 1}\n"})
-    write(folder, chain500=CASE, twice18=CASE, huge=HUGE, many=f"{CASE}\n@huge\n", name="@a\0b", surrogate="@a\u2028b")
+    write(folder, chain500=CASE, twice20=CASE, huge=HUGE, many=f"{CASE}\n@huge\n", name="@a\0b", surrogate="@a\u2028b")
     (folder / "loop").symlink_to("pool")
     (folder / "pool").symlink_to("loop")
     os.mkfifo(folder / "pipe")
@@ -365,8 +365,8 @@ def test_suites_that_would_go_on_for_ever_are_refused(tmp_path, monkeypatch):
         return read(name, largest)
 
     monkeypatch.setattr(language._files, "read", once)
-    assert [str(p) for p in load_suite("twice0")] == [CASE]  # 2**18 ways to one leaf
-    assert len(names) == 19
+    assert [str(p) for p in load_suite("twice0")] == [CASE]  # 2**20 ways to one leaf
+    assert len(names) == 21
     with pytest.raises(ArgumentError, match="at most 200000 cases"):
         select([HUGE], [])
     monkeypatch.setattr(language, "CASES_MAX", 1000)

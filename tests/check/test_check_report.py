@@ -634,6 +634,8 @@ def test_absent_libraries_in_junit(tmp_path):
     assert error.get("type") == "absent"
     named = [BackendInfo("onednn", problem="invalid ELF header", override="PYBNORM_LIB_ONEDNN")]
     assert junit_of([], named).find("testsuite/testcase/error") is not None
+    two = [dataclasses.replace(INFOS[0], id=name) for name in "ab"]
+    assert junit_of(EVERY[:1], two).get("tests") == "1"  # of no library that is known: told once
     junit.write(tmp_path / "x.xml", machine(), INFOS, EVERY)
     check_junit(ET.parse(tmp_path / "x.xml").getroot())
 

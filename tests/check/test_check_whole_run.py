@@ -134,6 +134,13 @@ def test_an_interrupted_search_for_libraries_leaves_the_earlier_run(tmp_path):
     assert run.results == []
 
 
+def test_libraries_that_join_are_beside_those_of_their_backend():
+    run = WholeRun(Farm(), None, False, lambda result: False)
+    run.describe(["onednn", "cudnn"])
+    run._add([BackendInfo("onednn", id="2-onednn")])
+    assert [info.id for info in run.found] == ["1-onednn", "2-onednn", "1-cudnn"]
+
+
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.default_int_handler])
 def test_the_handler_of_before_is_put_back(handler):
     before = signal.signal(signal.SIGINT, handler)

@@ -168,29 +168,6 @@ def test_vmap_takes_each_as_if_alone(torch, ours, operators, device):
     same(torch, found, wanted, 2e-3)
 
 
-def test_derivatives_of_derivatives_by_transforms(torch, ours, operators, device):
-    x, weight, bias = made(torch, device, 4, 5, 2, 3), made(torch, device, 5, seed=1), made(torch, device, 5, seed=2)
-    direction = made(torch, device, 4, 5, 2, 3, seed=3).double()
-
-    def outer(function, dtype):
-        def inner(x):
-            return (torch.func.grad(loss(torch, function, bias.to(dtype)))(x, weight.to(dtype)) * direction).sum()
-
-        leaf = x.to(dtype).clone().requires_grad_()
-        return torch.func.grad(inner)(x.to(dtype)), torch.autograd.grad(inner(leaf), leaf)[0]
-
-    right = outer(torch.nn.functional.batch_norm, torch.float64)[0].float()
-    for found in outer(ours.batch_norm, torch.float32):
-        torch.testing.assert_close(found, right, atol=2e-3, rtol=2e-4)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_transform_in_forward_mode_is_an_error(torch, ours, operators, device):
-    x = made(torch, device, 4, 5)
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        torch.func.jvp(lambda x: ours.batch_norm(x, None, None, training=True), (x,), (x,))
-
-
 # ---------------------------------------------------------------- second derivatives
 
 
