@@ -106,6 +106,18 @@ def test_guards_are_nan_around_what_is_read_and_a_pattern_around_what_is_written
     assert {name for name, ends in seen.items() if ends == {b"\xa7" * 8}} == {"y", "saved_mean", "saved_inv_variance"}
 
 
+@pytest.mark.parametrize("offset", [-1, 10])
+def test_a_write_beside_the_workspace_is_told(monkeypatch, offset):
+    class Writing(Kernels):
+        def forward_training(self, *arguments, workspace, **options):
+            ctypes.c_char.from_address(workspace.pointer + offset).value = b"w"
+            super().forward_training(*arguments, workspace=workspace, **options)
+
+    monkeypatch.setattr(Session, "workspace_size", lambda *_: 10)
+    result = result_of("train,spatial,bf16,nchw,2x3x4x5", Writing())
+    assert (result.status, result.message) == (Status.FAIL, "wrote outside of the workspace")
+
+
 # ---------------------------------------------------------------- alignment
 
 

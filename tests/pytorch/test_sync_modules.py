@@ -123,6 +123,9 @@ def test_what_is_not_synchronized_and_what_is_refused(torch, ranks, results):
     plain.train()
     assert near(torch, torch.cat([r["copy"] for r in results]), plain(x))
     assert near(torch, torch.cat([r["autocast"] for r in results]), plain(x))
+    for number, some in enumerate((x, x[:, :1])):  # of a module without parameters
+        wanted = torch.nn.functional.batch_norm(some, None, None, training=True)
+        assert near(torch, torch.cat([r["channels"][number] for r in results]), wanted)
     for result, part in zip(results, parts, strict=True):
         assert near(torch, result["alone"], plain(x[part]))
         assert result["frozen in part"] == [False, True]
