@@ -9,7 +9,6 @@ from selftest_tool import more_faults, power, rows
 from selftest_tool.rows import BUGS as BUGS_OF_ROWS
 from selftest_tool.rows import STYLES as STYLES_OF_ROWS
 
-import pybnorm
 from pybnorm.check.judging.bounds import Status, Verdict, expect
 from pybnorm.check.judging.results import CaseResult
 from pybnorm.check.judging.roundings import EXPLAINED
@@ -159,33 +158,6 @@ def test_a_bug_that_is_missed_and_a_style_that_is_accused_are_found_out(monkeypa
     assert not loud.missed
     assert len(loud.alarms) == len(STYLES_OF_ROWS)
     assert "FALSE ALARM infer m=64 f32 exact: 16 lanes: y FAIL" in power.render(loud)
-
-
-def test_settings_that_were_kept_are_not_run_again(monkeypatch, tmp_path):
-    two, file = power.QUICK[1:3], tmp_path / "kept"
-    once = power.run(two[:1], keep=str(file))
-    with file.open("a") as stream:
-        stream.write('{"cut off')
-    assert power.run(two[:1], keep=str(file)).found == once.found
-    file.write_text(file.read_text().partition("\n")[0] + "\n")
-    ran = []
-    one = power._one
-    monkeypatch.setattr(power, "_one", lambda setting: ran.append(setting) or one(setting))
-    both = power.run(two, keep=str(file))
-    assert ran == [two[1]]
-    monkeypatch.undo()
-    whole = power.run(two)
-    for name in ("settings", "found", "missed", "hidden", "alarms", "judged"):
-        assert getattr(both, name) == getattr(whole, name)
-
-
-@pytest.mark.parametrize("text", ["no JSON\n", '{"schema": 1}\n', "[]\n"])
-def test_a_file_that_is_not_of_kept_settings_is_refused(tmp_path, text):
-    file = tmp_path / "kept"
-    file.write_text(text)
-    with pytest.raises(pybnorm.ArgumentError, match="a file that --keep has made"):
-        power.run([], keep=str(file))
-    assert file.read_text() == text
 
 
 # ---------------------------------------------------------------- calls

@@ -8,9 +8,8 @@ from selftest_tool import more_faults, power
 
 parser = argparse.ArgumentParser(prog="selftest_tool")
 parser.add_argument("--whole", action="store_true", help="sums of up to 10^6 terms, too; half an hour, not a minute")
-parser.add_argument("--keep", metavar="FILE", help="keep what each setting gave in FILE, and do not run it again")
 options = parser.parse_args()
 of_calls = faults.run(more_faults.FAULTS, more_faults.FaultyCalls)
-seen = power.run(power.WHOLE if options.whole else power.QUICK, keep=options.keep)
+seen = power.run(power.WHOLE if options.whole else power.QUICK)
 print(f"{faults.render(of_calls)}\n\n{power.render(seen)}")
 sys.exit(0 if seen.good and all(fault.good for fault in of_calls) else 1)

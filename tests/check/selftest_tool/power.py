@@ -20,18 +20,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-import pybnorm
 from pybnorm.check.judging import whole_call
 from pybnorm.check.judging.bounds import Expected, Status, Tier, expect, judging
 from pybnorm.check.judging.deviations import measured
@@ -41,7 +37,6 @@ from pybnorm.check.judging.whole_call import Record, counted, judge_call, scatte
 from pybnorm.check.language.data import generate, sums_are_exact
 from pybnorm.check.language.problem import DATA_OUTPUTS, Problem
 from pybnorm.enums import DataType
-from pybnorm.errors import ArgumentError
 from selftest_tool import rows
 
 __all__ = [
@@ -52,7 +47,6 @@ __all__ = [
     "WHOLE",
     "Report",
     "Setting",
-    "kept",
     "render",
     "run",
 ]
@@ -194,43 +188,13 @@ class Report:
         """Nothing missed, nobody accused."""
         return not self.missed and not self.alarms
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return vars(self) | {"good": self.good}
 
-
-def run(
-    settings: Sequence[Setting] = QUICK,
-    progress: Callable[[str, int, int], None] | None = None,
-    keep: str | None = None,
-) -> Report:
-    """Judge every style and every bug in every setting.
-
-    Parameters
-    ----------
-    settings : sequence of Setting
-    progress : callable, optional
-        Called with a text, the steps done and the steps in all.
-    keep : str, optional
-        A file that takes what each setting gave, one line of JSON each; settings that it has are not run again.
-
-    Raises
-    ------
-    ArgumentError
-        `keep` is no such file, or of other versions.
-    """
+def run(settings: Sequence[Setting] = QUICK) -> Report:
+    """Judge every style and every bug in every setting."""
     report = Report([str(s) for s in settings], {}, {}, {}, [], 0, 0.0)
-    have = {} if keep is None else kept(keep)
-    for step, setting in enumerate(settings):
-        if progress is not None:
-            progress(str(setting), step, len(settings))
-        one = have.get(str(setting))
-        if one is None:
-            with _statuses_only():
-                one = _one(setting)
-            if keep is not None:
-                with open(keep, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(vars(one) | {"versions": _versions()}) + "\n")
+    for setting in settings:
+        with _statuses_only():
+            one = _one(setting)
         for name in ("found", "missed", "hidden"):
             for bug, places in getattr(one, name).items():
                 getattr(report, name).setdefault(bug, {}).update(places)
@@ -246,37 +210,6 @@ def _statuses_only() -> Iterator[None]:
     nothing = {"convention_of": lambda *_: None}, {"put": lambda *_: None}
     with mock.patch.multiple(whole_call, **nothing[0]), mock.patch.multiple(judging, **nothing[1]):
         yield
-
-
-def _versions() -> list[str]:
-    return [pybnorm.__version__, np.__version__, ml_dtypes.__version__]
-
-
-def kept(file: str) -> dict[str, Report]:
-    """The settings that an earlier run has left in `file`, if it is there; a last line that is cut off is none.
-
-    Raises
-    ------
-    ArgumentError
-        It is no such file, or of other versions.
-    """
-    found: dict[str, Report] = {}
-    if not os.path.exists(file):
-        return found
-    with open(file, encoding="utf-8") as stream:
-        for line in stream:
-            if not line.endswith("\n"):
-                break
-            try:
-                values = json.loads(line)
-                versions = values.pop("versions")
-                one = Report(**values)
-            except (ValueError, TypeError, KeyError, AttributeError):
-                raise ArgumentError("--keep", file, "a file that --keep has made, or none") from None
-            if versions != _versions():
-                raise ArgumentError("--keep", f"results of {versions}", f"results of {_versions()}, or another file")
-            found[one.settings[0]] = one
-    return found
 
 
 def _one(setting: Setting) -> Report:
