@@ -18,6 +18,10 @@ what differs from MIOpen is what its documentation leaves open or its library ge
 * Mode is PER_ACTIVATION (0) or SPATIAL (1), MIOpen's two; it takes any other number for the first.
 * Parameters of float64 data are float64, also in `derive_bn_tensor_descriptor`; MIOpen derives float32.
 
+The ``_v2`` calls take a descriptor for each parameter. Parameters of data that are not float64 may each be float32,
+float16 or bfloat16. Where all have the derived dtype, vendor symbols and workspace are the plain call's; else those of
+`pybnorm.operations`, which widens 16-bit parameters in the workspace and rounds results once.
+
 The calls with an activation, which MIOpen 3.5 added, are that library's own fused ones where the loaded library has
 them, the mode is SPATIAL (its per-activation kernels leave the activation out and report success) and the parameters
 have the derived dtype. Elsewhere they are composed: batch norm into scratch, rounded there to the data's dtype, and
@@ -36,15 +40,14 @@ handle : Handle
 bn_mode : Mode
     `Mode.PER_ACTIVATION` or `Mode.SPATIAL`; their numbers are ``miopenBatchNormMode_t``'s.
 ..._desc : TensorDescriptor
-    Of the handle's backend, rank 2 to 8; those of parameters as `derive_bn_tensor_descriptor` gives them, in the
-    ``_v2`` calls of any dtype that `pybnorm.operations` takes for parameters.
+    Of the handle's backend, rank 2 to 8; those of parameters as `derive_bn_tensor_descriptor` gives them.
 data and parameters : int or array
     An address in memory of the handle's device, or an array that lies in memory as its descriptor says. None or 0 is
     NULL, where NULL is allowed.
 workspace : array or (int, int), optional
     MIOpen has no such argument. Device backends need it for alpha and beta other than 1 and 0, for parameters of
-    mixed dtypes, and for a composed activation; without it they raise WorkspaceError, which says how many bytes. On
-    the CPU pybnorm keeps its own.
+    mixed dtypes, and for composed calls; without it they raise WorkspaceError, which says how many bytes. On the CPU
+    pybnorm keeps its own.
 strict : bool, default True
     Whether NULL in one of a pair is refused. False: as in MIOpen running and saved statistics are then neither read nor
     written, inference normalizes by the batch, and backward takes the statistics of x.
@@ -92,11 +95,23 @@ __all__ = [
 _P = ParamSpec("_P")
 
 
-def _of(operation: Operation) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
-    """A function that has MIOpen's signature and documentation alone becomes the call."""
+def _of(
+    operation: Operation, plainer: Callable[..., None] | None = None
+) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
+    """A function that has MIOpen's signature and documentation alone becomes the call.
+
+    A form of a `plainer` call documents what it has more; the rest is written here.
+    """
 
     def decorate(function: Callable[_P, None]) -> Callable[_P, None]:
         parameters = inspect.signature(function).parameters.values()
+        if plainer is not None:
+            text, _, example = inspect.cleandoc(function.__doc__ or "").partition("\n\nExamples\n")
+            told = {name for line in text.splitlines() for name in line.partition(" : ")[0].split(", ")}
+            others = ", ".join(p.name for p in parameters if p.name not in told)
+            raised = "Raises\n------\nArgumentError, UnsupportedError, VendorError"
+            text += f"\n{others}\n    As in `{plainer.__name__}`.\n\n{raised}\n\nExamples\n"
+            function.__doc__ = text + (example or f"--------\nThat of `{plainer.__name__}`, with the other arguments.")
         defaults = {p.name: p.default for p in parameters}
         front = tuple([p.name for p in parameters if p.kind != p.KEYWORD_ONLY])
         required = tuple([p.name for p in parameters if p.default is p.empty])
@@ -240,7 +255,7 @@ def batch_normalization_forward_training(
     """
 
 
-@_of(Operation.FORWARD_TRAINING)
+@_of(Operation.FORWARD_TRAINING, batch_normalization_forward_training)
 def batch_normalization_forward_training_v2(
     handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
     y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
@@ -258,38 +273,10 @@ def batch_normalization_forward_training_v2(
         Of `result_running_mean` and `result_save_mean`.
     saved_var_desc : TensorDescriptor
         Of `result_running_variance` and `result_save_inv_variance`.
-    handle, bn_mode, alpha, beta, x_desc, x, y_desc, y, bn_scale, bn_bias, exp_avg_factor, result_running_mean, \
-result_running_variance, epsilon, result_save_mean, result_save_inv_variance, workspace, strict
-        As in `batch_normalization_forward_training`. Parameters of data that are not float64 may each be float32,
-        float16 or bfloat16.
-
-    Raises
-    ------
-    ArgumentError, UnsupportedError, VendorError
-
-    Notes
-    -----
-    Vendor symbols: those of the plain call where all parameters have the derived dtype, else those of
-    `pybnorm.operations.forward_training`, which widens 16-bit parameters in the workspace and rounds results once.
-    Workspace: `Handle.workspace_size`, or `pybnorm.operations.workspace_size` for mixed dtypes.
-
-    Examples
-    --------
-    >>> from pybnorm import miopen
-    >>> x = np.float32([[[[1, 2, 3]]]])
-    >>> y, (scale, bias, mean, variance) = np.empty_like(x), np.ones((4, 1), np.float32)
-    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
-    >>> derived = 4 * [miopen.derive_bn_tensor_descriptor(data, "spatial")]
-    >>> with pybnorm.Handle("onednn") as handle:
-    ...     miopen.batch_normalization_forward_training_v2(
-    ...         handle, "spatial", 1, 0, data, x, data, y, *derived, scale, bias, 0.5, mean, variance, 0, None, None
-    ...     )
-    >>> y.round(3), mean, variance
-    (array([[[[-0.225,  1.   ,  2.225]]]], dtype=float32), array([1.5], dtype=float32), array([1.], dtype=float32))
     """
 
 
-@_of(Operation.FORWARD_TRAINING)
+@_of(Operation.FORWARD_TRAINING, batch_normalization_forward_training_v2)
 def batch_normalization_forward_training_v3(
     handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
     y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
@@ -308,33 +295,6 @@ def batch_normalization_forward_training_v3(
         Read only. They may be the next ones, which is the call of ``_v2``; a part of them may not.
     next_result_running_mean, next_result_running_variance : int or array or None
         Written. All four are given or none.
-    handle, bn_mode, alpha, beta, x_desc, x, y_desc, y, scale_desc, bias_desc, saved_mean_desc, saved_var_desc, \
-bn_scale, bn_bias, exp_avg_factor, epsilon, result_save_mean, result_save_inv_variance, workspace, strict
-        As in `batch_normalization_forward_training_v2`.
-
-    Raises
-    ------
-    ArgumentError, UnsupportedError, VendorError
-
-    Notes
-    -----
-    Source of the formula: MIOpen's header.
-    Vendor symbols: ``axpby`` for the copies, and those of `pybnorm.operations.forward_training`.
-    Workspace: as much as WorkspaceError says.
-
-    Examples
-    --------
-    >>> from pybnorm import miopen
-    >>> x, prev, following = np.float32([[[[1, 2, 3]]]]), np.ones((2, 1), np.float32), np.zeros((2, 1), np.float32)
-    >>> y, (scale, bias) = np.empty_like(x), np.ones((2, 1), np.float32)
-    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
-    >>> derived = 4 * [miopen.derive_bn_tensor_descriptor(data, "spatial")]
-    >>> with pybnorm.Handle("onednn") as handle:
-    ...     miopen.batch_normalization_forward_training_v3(
-    ...         handle, "spatial", 1, 0, data, x, data, y, *derived, scale, bias, 0.5, *prev, *following, 0, None, None
-    ...     )
-    >>> prev.ravel(), following.ravel()
-    (array([1., 1.], dtype=float32), array([1.5, 1. ], dtype=float32))
     """
 
 
@@ -397,7 +357,7 @@ def batch_normalization_forward_inference(
     """
 
 
-@_of(Operation.FORWARD_INFERENCE)
+@_of(Operation.FORWARD_INFERENCE, batch_normalization_forward_inference)
 def batch_normalization_forward_inference_v2(
     handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
     y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
@@ -410,39 +370,10 @@ def batch_normalization_forward_inference_v2(
     ----------
     scale_desc, bias_desc, est_mean_desc, est_variance_desc : TensorDescriptor
         Of `bn_scale`, `bn_bias`, `estimated_mean` and `estimated_variance`.
-    handle, bn_mode, alpha, beta, x_desc, x, y_desc, y, bn_scale, bn_bias, estimated_mean, estimated_variance, \
-epsilon, workspace, strict
-        As in `batch_normalization_forward_inference`. Parameters of data that are not float64 may each be float32,
-        float16 or bfloat16.
-
-    Raises
-    ------
-    ArgumentError, UnsupportedError, VendorError
-
-    Notes
-    -----
-    Vendor symbols: those of the plain call where all parameters have the derived dtype, else those of
-    `pybnorm.operations.forward_inference`, or `forward_training` without estimates, which widen 16-bit parameters in
-    the workspace.
-    Workspace: `Handle.workspace_size`, or `pybnorm.operations.workspace_size` for mixed dtypes.
-
-    Examples
-    --------
-    >>> from pybnorm import miopen
-    >>> x = np.float32([[[[1, 2, 3]]]])
-    >>> y, (scale, bias, mean, variance) = np.empty_like(x), np.ones((4, 1), np.float32)
-    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
-    >>> derived = 4 * [miopen.derive_bn_tensor_descriptor(data, "spatial")]
-    >>> with pybnorm.Handle("onednn") as handle:
-    ...     miopen.batch_normalization_forward_inference_v2(
-    ...         handle, "spatial", 1, 0, data, x, data, y, *derived, scale, bias, mean, variance, 0
-    ...     )
-    >>> y
-    array([[[[1., 2., 3.]]]], dtype=float32)
     """
 
 
-@_of(Operation.FORWARD_INFERENCE)
+@_of(Operation.FORWARD_INFERENCE, batch_normalization_forward_inference_v2)
 def batch_normalization_forward_inference_inv_variance(
     handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
     y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
@@ -459,33 +390,6 @@ def batch_normalization_forward_inference_inv_variance(
         Of `estimated_inv_variance`.
     estimated_mean, estimated_inv_variance : int or array or None
         The latter is ``1 / sqrt(variance + epsilon)``. Both, or none: then those of x are used, with epsilon 1e-5.
-    handle, bn_mode, alpha, beta, x_desc, x, y_desc, y, scale_desc, bias_desc, est_mean_desc, bn_scale, bn_bias, \
-workspace, strict
-        As in `batch_normalization_forward_inference_v2`.
-
-    Raises
-    ------
-    ArgumentError, UnsupportedError, VendorError
-
-    Notes
-    -----
-    Source of the formula: MIOpen's header.
-    Vendor symbols: those of `pybnorm.operations.forward_inference_inv_variance`.
-    Workspace: as much as WorkspaceError says.
-
-    Examples
-    --------
-    >>> from pybnorm import miopen
-    >>> x = np.float32([[[[1, 2, 3]]]])
-    >>> y, (scale, bias, mean, inverse) = np.empty_like(x), np.float32([[1], [0], [2], [0.5]])
-    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
-    >>> derived = 4 * [miopen.derive_bn_tensor_descriptor(data, "spatial")]
-    >>> with pybnorm.Handle("onednn") as handle:
-    ...     miopen.batch_normalization_forward_inference_inv_variance(
-    ...         handle, "spatial", 1, 0, data, x, data, y, *derived, scale, bias, mean, inverse
-    ...     )
-    >>> y
-    array([[[[-0.5,  0. ,  0.5]]]], dtype=float32)
     """
 
 
@@ -552,7 +456,7 @@ def batch_normalization_backward(
     """
 
 
-@_of(Operation.BACKWARD)
+@_of(Operation.BACKWARD, batch_normalization_backward)
 def batch_normalization_backward_v2(
     handle: Handle, bn_mode: object, alpha_data_diff: float, beta_data_diff: float, alpha_param_diff: float,
     beta_param_diff: float, x_desc: TensorDescriptor, x: Any, dy_desc: TensorDescriptor, dy: Any,
@@ -571,36 +475,6 @@ def batch_normalization_backward_v2(
         Of `result_bn_bias_diff`.
     saved_mean_desc, saved_var_desc : TensorDescriptor
         Of `saved_mean` and `saved_inv_variance`.
-    handle, bn_mode, alpha_data_diff, beta_data_diff, alpha_param_diff, beta_param_diff, x_desc, x, dy_desc, dy, \
-dx_desc, dx, bn_scale, result_bn_scale_diff, result_bn_bias_diff, epsilon, saved_mean, saved_inv_variance, \
-workspace, strict
-        As in `batch_normalization_backward`. Parameters of data that are not float64 may each be float32, float16 or
-        bfloat16.
-
-    Raises
-    ------
-    ArgumentError, UnsupportedError, VendorError
-
-    Notes
-    -----
-    Vendor symbols: those of the plain call where all parameters have the derived dtype, else those of
-    `pybnorm.operations.backward`, which widens 16-bit parameters in the workspace and rounds results once.
-    Workspace: `Handle.workspace_size`, or `pybnorm.operations.workspace_size` for mixed dtypes.
-
-    Examples
-    --------
-    >>> from pybnorm import miopen
-    >>> x, dy = np.float32([[[[1, 2, 3]]]]), np.float32([[[[0, 0, 1]]]])
-    >>> dx, (scale, bias, dscale, dbias) = np.empty_like(x), np.ones((4, 1), np.float32)
-    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
-    >>> derived = 4 * [miopen.derive_bn_tensor_descriptor(data, "spatial")]
-    >>> with pybnorm.Handle("onednn") as handle:
-    ...     miopen.batch_normalization_backward_v2(
-    ...         handle, "spatial", 1, 0, 1, 0, data, x, data, dy, data, dx, *derived, scale, dscale, dbias,
-    ...         0, None, None,
-    ...     )
-    >>> dx.round(3), dscale.round(3), dbias
-    (array([[[[ 0.204, -0.408,  0.204]]]], dtype=float32), array([1.225], dtype=float32), array([1.], dtype=float32))
     """
 
 
@@ -641,7 +515,7 @@ class ActivationDescriptor(NamedTuple):
     beta: float = 0.0
 
 
-@_of(Operation.FORWARD_TRAINING)
+@_of(Operation.FORWARD_TRAINING, batch_normalization_forward_training_v2)
 def batch_norm_forward_training_activation(
     handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
     y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
@@ -658,21 +532,6 @@ def batch_norm_forward_training_activation(
     ----------
     activ_desc : ActivationDescriptor or None
         None is PASTHRU.
-    handle, bn_mode, alpha, beta, x_desc, x, y_desc, y, scale_desc, bias_desc, saved_mean_desc, saved_var_desc, \
-bn_scale, bn_bias, exp_avg_factor, result_running_mean, result_running_variance, epsilon, result_save_mean, \
-result_save_inv_variance, workspace, strict
-        As in `batch_normalization_forward_training_v2`.
-
-    Raises
-    ------
-    ArgumentError, UnsupportedError, VendorError
-
-    Notes
-    -----
-    Source of the formula: MIOpen's header and the kernels that implement it.
-    Vendor symbols: ``miopenBatchNormForwardTrainingActivation``, or those of `pybnorm.operations.forward_training`,
-    those of the activation and, for alpha and beta other than 1 and 0, ``axpby``.
-    Workspace: `Handle.workspace_size` with the activation; composed as much as WorkspaceError says.
 
     Examples
     --------
@@ -692,7 +551,7 @@ result_save_inv_variance, workspace, strict
     """
 
 
-@_of(Operation.FORWARD_INFERENCE)
+@_of(Operation.FORWARD_INFERENCE, batch_normalization_forward_inference_v2)
 def batch_norm_forward_inference_activation(
     handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
     y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
@@ -708,40 +567,10 @@ def batch_norm_forward_inference_activation(
     ----------
     activ_desc : ActivationDescriptor or None
         None is PASTHRU.
-    handle, bn_mode, alpha, beta, x_desc, x, y_desc, y, scale_desc, bias_desc, est_mean_desc, est_variance_desc, \
-bn_scale, bn_bias, estimated_mean, estimated_variance, epsilon, workspace, strict
-        As in `batch_normalization_forward_inference_v2`.
-
-    Raises
-    ------
-    ArgumentError, UnsupportedError, VendorError
-
-    Notes
-    -----
-    Source of the formula: MIOpen's header and the kernels that implement it.
-    Vendor symbols: ``miopenBatchNormForwardInferenceActivation``, or those of `pybnorm.operations.forward_inference`,
-    those of the activation and, for alpha and beta other than 1 and 0, ``axpby``; without estimates as in forward
-    training.
-    Workspace: as in `batch_norm_forward_training_activation`.
-
-    Examples
-    --------
-    >>> from pybnorm import miopen
-    >>> x = np.float32([[[[1, 2, 3]]]])
-    >>> y, (scale, bias, mean, variance) = np.empty_like(x), np.float32([[1], [-2], [0], [1]])
-    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
-    >>> derived = 4 * [miopen.derive_bn_tensor_descriptor(data, "spatial")]
-    >>> relu = miopen.ActivationDescriptor(miopen.ActivationMode.RELU)
-    >>> with pybnorm.Handle("onednn") as handle:
-    ...     miopen.batch_norm_forward_inference_activation(
-    ...         handle, "spatial", 1, 0, data, x, data, y, *derived, scale, bias, mean, variance, 0, relu
-    ...     )
-    >>> y
-    array([[[[0., 0., 1.]]]], dtype=float32)
     """
 
 
-@_of(Operation.FORWARD_TRAINING)
+@_of(Operation.FORWARD_TRAINING, batch_normalization_forward_training_v3)
 def batch_norm_forward_training_activation_v2(
     handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
     y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
@@ -757,40 +586,10 @@ def batch_norm_forward_training_activation_v2(
     ----------
     activ_desc : ActivationDescriptor or None
         None is PASTHRU.
-    handle, bn_mode, alpha, beta, x_desc, x, y_desc, y, scale_desc, bias_desc, saved_mean_desc, saved_var_desc, \
-bn_scale, bn_bias, exp_avg_factor, prev_result_running_mean, prev_result_running_variance, next_result_running_mean, \
-next_result_running_variance, epsilon, result_save_mean, result_save_inv_variance, workspace, strict
-        As in `batch_normalization_forward_training_v3`.
-
-    Raises
-    ------
-    ArgumentError, UnsupportedError, VendorError
-
-    Notes
-    -----
-    Source of the formula: MIOpen's header.
-    Vendor symbols: those of `batch_normalization_forward_training_v3` and of the activation.
-    Workspace: as much as WorkspaceError says.
-
-    Examples
-    --------
-    >>> from pybnorm import miopen
-    >>> x, prev, following = np.float32([[[[1, 2, 3]]]]), np.ones((2, 1), np.float32), np.zeros((2, 1), np.float32)
-    >>> y, (scale, bias) = np.empty_like(x), np.ones((2, 1), np.float32)
-    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
-    >>> derived = 4 * [miopen.derive_bn_tensor_descriptor(data, "spatial")]
-    >>> relu = miopen.ActivationDescriptor(miopen.ActivationMode.RELU)
-    >>> with pybnorm.Handle("onednn") as handle:
-    ...     miopen.batch_norm_forward_training_activation_v2(
-    ...         handle, "spatial", 1, 0, data, x, data, y, *derived, scale, bias, 0.5, *prev, *following, 0,
-    ...         None, None, relu,
-    ...     )
-    >>> y.round(3), following.ravel()
-    (array([[[[0.   , 1.   , 2.225]]]], dtype=float32), array([1.5, 1. ], dtype=float32))
     """
 
 
-@_of(Operation.FORWARD_INFERENCE)
+@_of(Operation.FORWARD_INFERENCE, batch_normalization_forward_inference_inv_variance)
 def batch_norm_forward_inference_activation_inv_variance(
     handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
     y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
@@ -804,38 +603,10 @@ def batch_norm_forward_inference_activation_inv_variance(
     ----------
     activ_desc : ActivationDescriptor or None
         None is PASTHRU.
-    handle, bn_mode, alpha, beta, x_desc, x, y_desc, y, scale_desc, bias_desc, est_mean_desc, est_inv_variance_desc, \
-bn_scale, bn_bias, estimated_mean, estimated_inv_variance, workspace, strict
-        As in `batch_normalization_forward_inference_inv_variance`.
-
-    Raises
-    ------
-    ArgumentError, UnsupportedError, VendorError
-
-    Notes
-    -----
-    Source of the formula: MIOpen's header.
-    Vendor symbols: those of `batch_normalization_forward_inference_inv_variance` and of the activation.
-    Workspace: as much as WorkspaceError says.
-
-    Examples
-    --------
-    >>> from pybnorm import miopen
-    >>> x = np.float32([[[[1, 2, 3]]]])
-    >>> y, (scale, bias, mean, inverse) = np.empty_like(x), np.float32([[1], [0], [2], [0.5]])
-    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
-    >>> derived = 4 * [miopen.derive_bn_tensor_descriptor(data, "spatial")]
-    >>> relu = miopen.ActivationDescriptor(miopen.ActivationMode.RELU)
-    >>> with pybnorm.Handle("onednn") as handle:
-    ...     miopen.batch_norm_forward_inference_activation_inv_variance(
-    ...         handle, "spatial", 1, 0, data, x, data, y, *derived, scale, bias, mean, inverse, relu
-    ...     )
-    >>> y
-    array([[[[0. , 0. , 0.5]]]], dtype=float32)
     """
 
 
-@_of(Operation.BACKWARD)
+@_of(Operation.BACKWARD, batch_normalization_backward_v2)
 def batch_norm_backward_activation(
     handle: Handle, bn_mode: object, alpha_data_diff: float, beta_data_diff: float, alpha_param_diff: float,
     beta_param_diff: float, x_desc: TensorDescriptor, x: Any, dy_desc: TensorDescriptor, dy: Any,
@@ -857,38 +628,6 @@ def batch_norm_backward_activation(
         Of `bn_bias` and `result_bn_bias_diff`.
     activ_desc : ActivationDescriptor or None
         None is PASTHRU.
-    handle, bn_mode, alpha_data_diff, beta_data_diff, alpha_param_diff, beta_param_diff, x_desc, x, dy_desc, dy, \
-dx_desc, dx, scale_desc, saved_mean_desc, saved_var_desc, bn_scale, result_bn_scale_diff, result_bn_bias_diff, \
-epsilon, saved_mean, saved_inv_variance, workspace, strict
-        As in `batch_normalization_backward_v2`.
-
-    Raises
-    ------
-    ArgumentError, UnsupportedError, VendorError
-
-    Notes
-    -----
-    Source of the formula: MIOpen's header and the kernels that implement it.
-    Vendor symbols: ``miopenBatchNormBackwardActivation``, or those of
-    `pybnorm.operations.forward_inference_inv_variance` (without saved statistics: ``forward_training``),
-    those of the activation's gradient and ``backward``.
-    Workspace: as in `batch_norm_forward_training_activation`.
-
-    Examples
-    --------
-    >>> from pybnorm import miopen
-    >>> x, dy = np.float32([[[[1, 2, 3]]]]), np.float32([[[[0, 0, 1]]]])
-    >>> dx, (scale, bias, dscale, dbias) = np.empty_like(x), np.ones((4, 1), np.float32)
-    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
-    >>> derived = 4 * [miopen.derive_bn_tensor_descriptor(data, "spatial")]
-    >>> relu = miopen.ActivationDescriptor(miopen.ActivationMode.RELU)
-    >>> with pybnorm.Handle("onednn") as handle:
-    ...     miopen.batch_norm_backward_activation(
-    ...         handle, "spatial", 1, 0, 1, 0, data, x, data, dy, data, dx, *derived, scale, bias, dscale, dbias,
-    ...         0, None, None, relu,
-    ...     )
-    >>> dx.round(3), dscale.round(3), dbias
-    (array([[[[ 0.204, -0.408,  0.204]]]], dtype=float32), array([1.225], dtype=float32), array([1.], dtype=float32))
     """
 
 
