@@ -9,50 +9,6 @@ from pybnorm._words import ActivationWord, AlgorithmWord, BackendWord, LayoutWor
 from pybnorm.defects import Call, Defect
 from pybnorm.enums import Activation, Capability, DataType, Layout, Mode, Operation
 
-__all__ = [
-    "BackwardPlan",
-    "Cache",
-    "CallList",
-    "ForwardInferencePlan",
-    "ForwardTrainingPlan",
-    "Handle",
-    "Library",
-    "Plan",
-    "Tensor",
-    "TensorDescriptor",
-    "algorithms",
-    "allow_in_place",
-    "axpby",
-    "backends",
-    "batch_normalization_backward",
-    "batch_normalization_forward_inference",
-    "batch_normalization_forward_training",
-    "bound",
-    "cache",
-    "capability",
-    "current_stream",
-    "defects_of",
-    "derive_bn_tensor_descriptor",
-    "describe",
-    "device_types",
-    "fill",
-    "has_symbol",
-    "install_torch_kernels",
-    "load",
-    "loaded",
-    "look",
-    "numbered_algorithms",
-    "refuse_addresses",
-    "relu",
-    "relu_backward",
-    "remove_torch_kernels",
-    "search_spec",
-    "set_avoider",
-    "tell_of_defects",
-    "tensors",
-    "way_of",
-]
-
 class Library(NamedTuple):
     """A loaded vendor library."""
 

@@ -30,21 +30,6 @@ import numpy as np
 from pybnorm._text import reason
 from pybnorm.errors import ArgumentError
 
-__all__ = [
-    "HEAD",
-    "Archive",
-    "Kind",
-    "archive",
-    "check",
-    "is_like",
-    "opened",
-    "read",
-    "remove",
-    "replaced",
-    "same",
-    "try_to_write",
-]
-
 HEAD = 1 << 14
 """Bytes read at each end of a file to recognise its maker: PDF names it at the end, all others at the beginning."""
 

@@ -7,18 +7,6 @@ import difflib
 from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
-__all__ = [
-    "ARGUMENTS",
-    "ActivationWord",
-    "AlgorithmWord",
-    "BackendWord",
-    "DataTypeWord",
-    "LayoutWord",
-    "ModeWord",
-    "OperationWord",
-    "meant",
-]
-
 BackendWord: TypeAlias = Literal["cudnn", "miopen", "onednn", "native", "native_cuda"]
 ModeWord: TypeAlias = Literal["per_activation", "spatial", "spatial_persistent", "peract", "persistent"]
 LayoutWord: TypeAlias = Literal["channels_first", "channels_last", "strided", "nchw", "nhwc", "strides"]

@@ -311,25 +311,12 @@ batch_normalization_training_grad = alias(
 
     Parameters
     ----------
-    handle : Handle
-    input, input_gradient : array, rank 1 to 8, one shape
-        float32 or float16.
-    mean, variance, scale : array, rank and dtype of `input`, one shape
-        What `batch_normalization_training` returned and was given. Each size 1 or that of `input`.
-    output_gradient : array, shape and dtype of `input`
-        Written.
-    output_scale_gradient, output_bias_gradient : array, shape and dtype of `mean`
-        Written. As in DirectML, no output is optional.
+    mean, variance : array
+        What `batch_normalization_training` returned.
     epsilon : float
         That of the forward call.
-    workspace
-        See the module.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        Naming the argument, its value and what is allowed; nothing has been written then.
-    UnsupportedError, WorkspaceError, VendorError
+    handle, input, input_gradient, scale, output_gradient, output_scale_gradient, output_bias_gradient, workspace
+        As in `batch_normalization_grad`, and so are the errors.
 
     Notes
     -----

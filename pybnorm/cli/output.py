@@ -23,21 +23,6 @@ from pybnorm.check.report.console import Console
 from pybnorm.check.run.environment import machine
 from pybnorm.errors import ArgumentError
 
-__all__ = [
-    "Target",
-    "WriteError",
-    "console",
-    "document",
-    "json_option",
-    "kind",
-    "markdown_option",
-    "progress",
-    "standard_output",
-    "targets",
-    "usage_errors",
-    "write_json",
-]
-
 _ALSO_STANDARD = ("--json", "--markdown")
 EVERY = 30.0
 """Seconds between lines of progress."""

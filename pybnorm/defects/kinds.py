@@ -10,22 +10,6 @@ from typing import NamedTuple
 from pybnorm import _arguments
 from pybnorm.enums import DataType, Layout, Mode, Operation
 
-__all__ = [
-    "BACKWARD",
-    "LONG_CHAIN",
-    "SIXTEEN_BITS",
-    "SPANS",
-    "TRAINING",
-    "Call",
-    "Defect",
-    "Effect",
-    "Run",
-    "Version",
-    "chained",
-    "numbers_of",
-    "taken_for",
-]  # fmt: skip
-
 Version = tuple[int, ...]
 
 

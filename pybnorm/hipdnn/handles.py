@@ -12,19 +12,6 @@ from pybnorm import _arguments, devices
 from pybnorm.errors import ArgumentError, LibraryError, VendorError
 from pybnorm.hipdnn.types import _StateError
 
-__all__ = [
-    "DeviceBuffer",
-    "EngineInfo",
-    "Handle",
-    "create_handle",
-    "destroy_handle",
-    "engine_id_to_name",
-    "get_dtype_size",
-    "get_loaded_engine_plugin_paths",
-    "get_stream",
-    "set_stream",
-]
-
 _ORDER = ("miopen", "cudnn", "onednn")
 _SIZES = {"float32": 4, "float16": 2, "float64": 8, "int32": 4, "uint8": 1, "int8": 1}
 

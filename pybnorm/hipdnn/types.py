@@ -10,17 +10,6 @@ from pybnorm import _arguments, enums, graph
 from pybnorm.errors import ArgumentError, ArgumentTypeError, PybnormError, UnsupportedError
 from pybnorm.hipdnn.absent import _Chosen, _Refusing
 
-__all__ = [
-    "BehaviorNote",
-    "BuildPlanPolicy",
-    "DataType",
-    "Error",
-    "ErrorCode",
-    "PointwiseAttributes",
-    "PointwiseMode",
-    "Tensor",
-]
-
 
 class DataType(metaclass=_Chosen):
     """hipDNN's names of data types; the values are `pybnorm.DataType`'s, and None for one that is not set."""
