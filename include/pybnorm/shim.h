@@ -160,7 +160,10 @@ typedef struct pbn_tensor {
 
 typedef struct pbn_handle pbn_handle; /* each backend's own */
 
-/* One batch-norm or elementwise call. Unused pointers are NULL.
+/* One batch-norm or elementwise call. Unused pointers are NULL. The core has checked what does not depend on the vendor:
+ * the library is loaded and `capability` takes the call; handles, descriptors and pointers that a call needs are there,
+ * pairs are whole, addresses aligned to their elements; data tensors have x's dims and dtype; workspace and reserve are
+ * large enough; scalars are in range. Backends check the rest.
  *
  * forward training   y = alpha*bn(x) + beta*y; running and saved pairs both or none
  * forward inference  y = alpha*(scale*(x-running_mean)/sqrt(running_variance+epsilon)+bias) + beta*y

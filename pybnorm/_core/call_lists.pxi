@@ -162,6 +162,9 @@ cdef class CallList:
         call.workspace, call.workspace_size = <void *>offset, nbytes
         call.share = _arguments.scalar(values.get("share", 0.0), "share", DataType.FLOAT32)
         call.sums_only = _arguments.boolean(values.get("sums_only", False), "sums_only")
+        missing = [t.name for t in tensors(op) if t.when == "always" and t.name not in arrays]
+        if missing and call.share == 0 and not call.sums_only:  # a part of a batch norm needs less
+            raise errors.ArgumentError("arrays", f"no {missing[0]}", f"every tensor of {_CALL_NAMES[op]}")
         if (call.share != 0 or call.sums_only) if plan is None else not self._takes(plan, &call):
             raise errors.ArgumentError("plan", plan, f"what way_of said of this {_CALL_NAMES[op]} by the list's handle")
         self.slots = max(self.slots, 1)  # slot 0 is the workspace's
@@ -289,6 +292,8 @@ cdef class CallList:
                 call = self.calls[i]
                 while j < self.ends[i]:
                     place = &self.places[j]
+                    if begins[place.slot] == 0:
+                        raise errors.ArgumentError("addresses", addresses, "an address for each array's slot")
                     (<uintptr_t *>(<char *>&call + place.member))[0] = begins[place.slot] + place.offset
                     j += 1
                 if call.workspace_size:

@@ -790,3 +790,15 @@ def test_a_call_list_takes_the_tensors_of_the_operation_alone(bench):
     with pytest.raises(ArgumentError, match=r"^arrays: got dy, allowed: the tensors of fill alone"):
         calls.append(bench.handle, "fill", {"y": array, "dy": array}, (0, 0), value=0.0)
     assert len(calls) == 0
+
+
+def test_a_call_list_has_every_tensor_and_its_memory(bench):
+    """Vendors are given what a list has, unlooked at."""
+    array = given(bench, "stats")["x"]._replace(pointer=1 << _core.SLOT_BITS)
+    calls = _core.CallList(bench.handle)
+    values = {"mode": "spatial", "alpha": 1.0, "beta": 0.0, "epsilon": 1e-5, "exponential_average_factor": 0.1}
+    with pytest.raises(ArgumentError, match=r"^arrays: got no scale, allowed: every tensor of batch_norm"):
+        calls.append(bench.handle, "train", {"x": array, "y": array}, (0, 0), **values)
+    calls.append(bench.handle, "fill", {"y": array}, (0, 0), value=0.0)
+    with pytest.raises(ArgumentError, match=r"^addresses: .*an address for each array's slot"):
+        calls.run(bench.handle, (0, 0))

@@ -31,12 +31,6 @@ static cudnn_api api;
 static const int dtypes[] = {PBN_CUDNN_DATA_FLOAT, PBN_CUDNN_DATA_DOUBLE, PBN_CUDNN_DATA_HALF, PBN_CUDNN_DATA_BFLOAT16};
 static char loaded_path[PBN_PATH_MAX]; /* of the library that `api` is of */
 
-static const char no_handle[] = "the handle is missing";
-static const char no_tensor[] = "a tensor descriptor is missing or was never set";
-static const char no_pointer[] = "a required pointer is missing";
-static const char not_loaded[] = "the cuDNN library has not been loaded";
-static const char bad_mode[] = "the mode is none of PER_ACTIVATION, SPATIAL, SPATIAL_PERSISTENT";
-static const char bad_rank[] = "the rank is outside 2 to 8";
 static const char rank2_in_8[] = "cuDNN 8 has no tensor descriptor of rank 2; describe the tensor as (N, C, 1, 1)";
 static const char not_mergeable[] =
     "cuDNN computes on rank 4 and 5 only, and the spatial axes of this rank 6 to 8 tensor are not mutually contiguous, "
@@ -79,7 +73,7 @@ static int cudnn_plan_create_or_none(pbn_handle *handle, const pbn_call *call, c
 
 static void cudnn_plan_destroy_there(pbn_plan *plan) {
     int before;
-    go_to(plan != NULL ? plan->context : NULL, &before); /* whether or not it is still there */
+    go_to(plan->context, &before); /* whether or not it is still there */
     cudnn_plan_destroy(plan);
     come_back(before);
 }

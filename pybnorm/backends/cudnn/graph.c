@@ -221,8 +221,6 @@ static int graph_run(graph *g, void *vendor_handle, void *const *slots, void *wo
     int count = 0, status;
     for (int i = 0; i < g->tensor_count; i++)
         if (g->slots[i] != SLOT_VIRTUAL) {
-            if (slots[g->slots[i]] == NULL)
-                return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
             uids[count] = g->uids[i];
             pointers[count++] = slots[g->slots[i]];
         }
@@ -335,17 +333,6 @@ static int all_channels_first(const pbn_call *call) {
 static int blends(const pbn_call *call) {
     return call->alpha != 1 || call->beta != 0 ||
            (call->operation == PBN_OP_BACKWARD && (call->alpha_param != 1 || call->beta_param != 0));
-}
-
-static const char *operation_tensors_missing(const pbn_call *call) {
-    const pbn_tensor *other = call->operation == PBN_OP_BACKWARD ? call->dy_desc : call->y_desc;
-    if (call->x_desc == NULL || call->x_desc->rank == 0 || other == NULL || other->rank == 0 ||
-        call->param_desc == NULL || call->param_desc->rank == 0 ||
-        (call->operation == PBN_OP_BACKWARD && (call->dx_desc == NULL || call->dx_desc->rank == 0)) ||
-        (residual(call) != NULL && residual(call)->rank == 0) || (call->y_desc != NULL && call->y_desc->rank == 0) ||
-        (call->activation != PBN_ACTIVATION_NONE && call->y_desc == NULL))
-        return no_tensor;
-    return NULL;
 }
 
 /* dims and channels-last strides of x at rank 4 or 5, and of a parameter beside it. */
@@ -590,9 +577,6 @@ static void bind(pbn_plan *p, const pbn_call *call, void **slots) {
 static int run_graph(pbn_handle *handle, pbn_plan *p, const pbn_call *call) {
     char *workspace = call->workspace;
     void *slots[SLOT_COUNT];
-    const int status = check_alignment(call->x_desc->dtype, 1, data_bits(call), param_bits(call));
-    if (status != PBN_OK)
-        return status;
     if ((data_bits(call) & (uintptr_t)(p->alignment - 1)) != 0)
         return pbn_refuse(PBN_E_ARGUMENT, less_aligned);
     if (p->kind == GRAPH && (param_bits(call) & (WIDE_ALIGNMENT - 1)) != 0)

@@ -44,7 +44,7 @@ static void come_back(int before) {
 }
 
 static int enter(const pbn_handle *handle, int *before) {
-    return go_to(handle != NULL ? handle->context : NULL, before);
+    return go_to(handle->context, before);
 }
 
 static void leave(const pbn_handle *handle, int before, int status) {
@@ -67,8 +67,6 @@ static int cudnn_context_lost(int status, char *text, size_t size) {
     const char *name = NULL;
     size_t unused, total;
     int before, result = 0;
-    if (text == NULL || size == 0 || status <= 0)
-        return 0;
     text[0] = '\0';
     switch (cudnn_status_class(status)) {
     case PBN_CLASS_EXECUTION:
@@ -98,7 +96,7 @@ static int cudnn_context_lost(int status, char *text, size_t size) {
 }
 
 static int cudnn_handle_device(const pbn_handle *handle) {
-    return handle != NULL ? handle->device : -1;
+    return handle->device;
 }
 
 static int cudnn_device_count(void) {
@@ -154,11 +152,6 @@ static int make_handle(void *vendor, int owned, pbn_handle **handle) {
 static int cudnn_handle_create(pbn_handle **handle) {
     void *vendor = NULL;
     int status;
-    if (handle == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
-    *handle = NULL;
-    if (api.major == 0)
-        return pbn_refuse(PBN_E_NOT_LOADED, not_loaded);
     failed_in = NULL;
     forget_vendor_text();
     status = api.cudnnCreate(&vendor);
@@ -171,20 +164,11 @@ static int cudnn_handle_create(pbn_handle **handle) {
 }
 
 static int cudnn_handle_borrow(void *vendor, pbn_handle **handle) {
-    if (handle == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, no_pointer);
-    *handle = NULL;
-    if (api.major == 0)
-        return pbn_refuse(PBN_E_NOT_LOADED, not_loaded);
-    if (vendor == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, no_handle);
     return make_handle(vendor, 0, handle);
 }
 
 static int cudnn_handle_destroy(pbn_handle *handle) {
     int before, status = PBN_OK;
-    if (handle == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, no_handle);
     if (handle->owned) {
         enter(handle, &before); /* whether or not its context is still there */
         forget_vendor_text();
@@ -196,19 +180,15 @@ static int cudnn_handle_destroy(pbn_handle *handle) {
 }
 
 static void *cudnn_handle_pointer(const pbn_handle *handle) {
-    return handle != NULL ? handle->vendor : NULL;
+    return handle->vendor;
 }
 
 static int cudnn_stream_set(pbn_handle *handle, void *stream) {
-    if (handle == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, no_handle);
     forget_vendor_text();
     return api.cudnnSetStream(handle->vendor, stream);
 }
 
 static int cudnn_stream_get(pbn_handle *handle, void **stream) {
-    if (handle == NULL || stream == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, handle == NULL ? no_handle : no_pointer);
     forget_vendor_text();
     return api.cudnnGetStream(handle->vendor, stream);
 }
@@ -219,11 +199,7 @@ static int cudnn_runtime_error(pbn_handle *handle, int query, int *recorded) {
     static const int modes[] = {[PBN_QUERY_RAW] = PBN_CUDNN_ERRQUERY_RAWCODE,
                                 [PBN_QUERY_NONBLOCKING] = PBN_CUDNN_ERRQUERY_NONBLOCKING,
                                 [PBN_QUERY_BLOCKING] = PBN_CUDNN_ERRQUERY_BLOCKING};
-    if (handle == NULL || recorded == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, handle == NULL ? no_handle : no_pointer);
     *recorded = PBN_CUDNN_STATUS_SUCCESS;
-    if (query < 0 || query >= (int)(sizeof modes / sizeof modes[0]))
-        return pbn_refuse(PBN_E_ARGUMENT, "the query is none of raw, nonblocking, blocking");
     if (api.cudnnQueryRuntimeError == NULL)
         return pbn_refuse(PBN_E_UNSUPPORTED, "this cuDNN library lacks the symbol cudnnQueryRuntimeError");
     forget_vendor_text();

@@ -107,8 +107,6 @@ static int ask_version(pbn_library *lib, cudnn_api *table) {
 
 static int cudnn_load(const char *file, int no_load, pbn_library *out) {
     cudnn_api fresh = {0}; /* an earlier load stays in force unless this one succeeds */
-    if (out == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, "no record for the library");
     int status = pbn_dl_open(out, file, no_load);
     if (status != PBN_OK)
         return pbn_refuse(status, "the cuDNN library cannot be opened");
@@ -127,8 +125,6 @@ static int cudnn_load(const char *file, int no_load, pbn_library *out) {
 }
 
 static int cudnn_has_symbol(const char *name) {
-    if (name == NULL)
-        return -1;
     PBN_CUDNN_SYMBOLS(PBN_DL_PRESENT, PBN_DL_PRESENT)
     return -1;
 }
@@ -136,12 +132,7 @@ static int cudnn_has_symbol(const char *name) {
 /* ---- statuses --------------------------------------------------------------------------------- */
 
 static const char *cudnn_status_name(int status) {
-    const char *name;
-    if (status < 0)
-        return "not a cuDNN status";
-    if (api.major == 0)
-        return "cuDNN is not loaded";
-    name = api.cudnnGetErrorString(status);
+    const char *name = api.cudnnGetErrorString(status);
     return name != NULL ? name : "CUDNN_UNKNOWN_STATUS";
 }
 
@@ -210,14 +201,10 @@ static int status_class_9(int status) {
 static int cudnn_status_class(int status) {
     if (status == PBN_CUDNN_STATUS_SUCCESS)
         return PBN_CLASS_SUCCESS;
-    if (status < 0)
-        return PBN_CLASS_INTERNAL;
     return api.major == 8 ? status_class_8(status) : status_class_9(status);
 }
 
 static void cudnn_last_error(int status, char *text, size_t size) {
-    if (text == NULL || size == 0)
-        return;
     text[0] = '\0';
     if (status < 0)
         pbn_copy_text(text, size, pbn_reason);
