@@ -218,14 +218,6 @@ static int load(const char *file, int no_load, pbn_library *lib) {
     return PBN_OK;
 }
 
-static int is_loaded(void) {
-    return api.miopenGetVersion != NULL;
-}
-
-static int not_loaded(void) {
-    return pbn_refuse(PBN_E_NOT_LOADED, "MIOpen has not been loaded");
-}
-
 static int has_symbol(const char *name) {
     PBN_MIOPEN_SYMBOLS(PBN_DL_PRESENT, PBN_DL_PRESENT)
     return -1;
@@ -276,65 +268,45 @@ static int no_device(void) {
 static _Thread_local int created_without_device;
 
 static const char *status_name(int status) {
-    const char *name = is_loaded() ? api.miopenGetErrorString(status) : "MIOpen has not been loaded";
+    const char *name = api.miopenGetErrorString(status);
     return name != NULL ? name : "unknown miopenStatus_t";
 }
 
-static int status_class(int status) {
-    switch (status) {
-    case PBN_miopenStatusSuccess:
-        return PBN_CLASS_SUCCESS;
-    case PBN_miopenStatusNotInitialized:
-        return PBN_CLASS_NOT_INITIALIZED;
-    case PBN_miopenStatusInvalidValue:
-    case PBN_miopenStatusBadParm:
-        return PBN_CLASS_BAD_PARAMETER;
-    case PBN_miopenStatusAllocFailed:
-        return PBN_CLASS_ALLOCATION;
-    case PBN_miopenStatusNotImplemented:
-    case PBN_miopenStatusUnsupportedOp:
-        return PBN_CLASS_NOT_SUPPORTED;
-    case PBN_miopenStatusGpuOperationsSkipped: /* no error to MIOpen, but nothing was computed */
-        return PBN_CLASS_EXECUTION;
-    case PBN_miopenStatusVersionMismatch:
-        return PBN_CLASS_VERSION;
-    case PBN_miopenStatusUnknownError:
-        return created_without_device ? PBN_CLASS_NOT_INITIALIZED : PBN_CLASS_INTERNAL;
-    default:
-        return PBN_CLASS_INTERNAL;
-    }
+/* MIOpen writes its explanation to stderr and keeps no text, so `text` is only what the number means. */
+typedef struct meaning {
+    int class;
+    const char *text;
+} meaning;
+
+static meaning meaning_of(int status) {
+    static const meaning statuses[] = {
+        [PBN_miopenStatusSuccess] = {PBN_CLASS_SUCCESS, ""},
+        [PBN_miopenStatusNotInitialized] = {PBN_CLASS_NOT_INITIALIZED, "an object was not initialized"},
+        [PBN_miopenStatusInvalidValue] = {PBN_CLASS_BAD_PARAMETER, "a value is invalid"},
+        [PBN_miopenStatusBadParm] = {PBN_CLASS_BAD_PARAMETER, "MIOpen rejected a parameter"},
+        [PBN_miopenStatusAllocFailed] = {PBN_CLASS_ALLOCATION, "an allocation failed"},
+        [PBN_miopenStatusInternalError] = {PBN_CLASS_INTERNAL, "MIOpen failed, for example while building a kernel"},
+        [PBN_miopenStatusNotImplemented] = {PBN_CLASS_NOT_SUPPORTED, "no solver of this MIOpen build takes the problem"},
+        [PBN_miopenStatusUnknownError] = {PBN_CLASS_INTERNAL, "an error without a number of its own"},
+        [PBN_miopenStatusUnsupportedOp] = {PBN_CLASS_NOT_SUPPORTED, "the operation is not supported"},
+        /* no error to MIOpen, but nothing was computed */
+        [PBN_miopenStatusGpuOperationsSkipped] = {PBN_CLASS_EXECUTION,
+                                                  "the GPU operations were skipped; no result was computed"},
+        [PBN_miopenStatusVersionMismatch] = {PBN_CLASS_VERSION, "binary data of another MIOpen version"},
+    };
+    if (status == PBN_miopenStatusUnknownError && created_without_device)
+        return (meaning){PBN_CLASS_NOT_INITIALIZED, "HIP has no device"};
+    if (status < 0 || status >= (int)(sizeof statuses / sizeof statuses[0]))
+        return (meaning){PBN_CLASS_INTERNAL, ""};
+    return statuses[status];
 }
 
-/* MIOpen writes its explanation to stderr and keeps no text, so this is only what the number means. */
-static const char *status_meaning(int status) {
-    switch (status) {
-    case PBN_miopenStatusNotInitialized:
-        return "an object was not initialized";
-    case PBN_miopenStatusInvalidValue:
-        return "a value is invalid";
-    case PBN_miopenStatusBadParm:
-        return "MIOpen rejected a parameter";
-    case PBN_miopenStatusAllocFailed:
-        return "an allocation failed";
-    case PBN_miopenStatusInternalError:
-        return "MIOpen failed, for example while building a kernel";
-    case PBN_miopenStatusNotImplemented:
-        return "no solver of this MIOpen build takes the problem";
-    case PBN_miopenStatusUnknownError:
-        return created_without_device ? "HIP has no device" : "an error without a number of its own";
-    case PBN_miopenStatusUnsupportedOp:
-        return "the operation is not supported";
-    case PBN_miopenStatusGpuOperationsSkipped:
-        return "the GPU operations were skipped; no result was computed";
-    case PBN_miopenStatusVersionMismatch:
-        return "binary data of another MIOpen version";
-    default:
-        return "";
-    }
+static int status_class(int status) {
+    return meaning_of(status).class;
 }
 
 static void last_error(int status, char *text, size_t size) {
-    pbn_copy_text(text, size, status < 0 ? pbn_reason : status_meaning(status));
+    pbn_copy_text(text, size, status < 0 ? pbn_reason : meaning_of(status).text);
 }
 
 /* ---------------------------------------------------------------- handles */
@@ -346,7 +318,7 @@ struct pbn_handle {
 };
 
 static int enter(const pbn_handle *handle, int *before) {
-    const int current = handle != NULL && handle->device >= 0 && api.hipSetDevice != NULL ? current_device() : -1;
+    const int current = handle->device >= 0 && api.hipSetDevice != NULL ? current_device() : -1;
     *before = -1;
     if (current < 0 || current == handle->device)
         return PBN_OK;
@@ -364,7 +336,7 @@ static void leave(const pbn_handle *handle, int before, int status) {
 }
 
 static int handle_device(const pbn_handle *handle) {
-    return handle != NULL ? handle->device : -1;
+    return handle->device;
 }
 
 static int make_handle(void *vendor, int owned, pbn_handle **handle) {
@@ -378,11 +350,7 @@ static int make_handle(void *vendor, int owned, pbn_handle **handle) {
 
 static int handle_create(pbn_handle **handle) {
     void *vendor = NULL;
-    int status;
-    *handle = NULL;
-    if (!is_loaded())
-        return not_loaded();
-    status = api.miopenCreate(&vendor);
+    int status = api.miopenCreate(&vendor);
     created_without_device = status == PBN_miopenStatusUnknownError && no_device();
     if (status != PBN_miopenStatusSuccess)
         return status;
@@ -393,18 +361,11 @@ static int handle_create(pbn_handle **handle) {
 }
 
 static int handle_borrow(void *vendor, pbn_handle **handle) {
-    *handle = NULL;
-    if (!is_loaded())
-        return not_loaded();
-    if (vendor == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, "the borrowed miopenHandle_t is NULL");
     return make_handle(vendor, 0, handle);
 }
 
 static int handle_destroy(pbn_handle *handle) {
     int status = PBN_OK;
-    if (handle == NULL)
-        return PBN_OK;
     if (handle->owned) {
         int before;
         enter(handle, &before); /* whether or not its context is still there */
@@ -416,19 +377,14 @@ static int handle_destroy(pbn_handle *handle) {
 }
 
 static void *handle_pointer(const pbn_handle *handle) {
-    return handle != NULL ? handle->vendor : NULL;
+    return handle->vendor;
 }
 
 static int stream_set(pbn_handle *handle, void *stream) {
-    if (handle == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, "handle is NULL");
     return api.miopenSetStream(handle->vendor, stream);
 }
 
 static int stream_get(pbn_handle *handle, void **stream) {
-    *stream = NULL;
-    if (handle == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, "handle is NULL");
     return api.miopenGetStream(handle->vendor, stream);
 }
 
@@ -542,8 +498,6 @@ static int new_view_4d(void **desc, int dtype, int rank, const int64_t *dims, in
 static int tensor_create(pbn_tensor *tensor) {
     int status;
     memset(tensor, 0, sizeof *tensor);
-    if (!is_loaded())
-        return not_loaded();
     status = api.miopenCreateTensorDescriptor(&tensor->vendor);
     tensor->owned = status == PBN_miopenStatusSuccess;
     return status;
@@ -577,10 +531,6 @@ static int tensor_borrow(void *vendor, pbn_tensor *tensor) {
     int64_t dims[PBN_MAX_RANK], strides[PBN_MAX_RANK];
     void *compute = NULL;
     memset(tensor, 0, sizeof *tensor);
-    if (!is_loaded())
-        return not_loaded();
-    if (vendor == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, "the borrowed miopenTensorDescriptor_t is NULL");
     status = get_descriptor(vendor, &dtype, &rank, dims, strides);
     if (status == PBN_OK && rank > 0) {
         layout = pbn_layout_of(rank, dims, strides);
@@ -596,15 +546,6 @@ static int tensor_borrow(void *vendor, pbn_tensor *tensor) {
 static int tensor_set(pbn_tensor *tensor, int dtype, int rank, const int64_t *dims, const int64_t *strides) {
     int layout, status;
     void *compute = NULL;
-    if (!is_loaded())
-        return not_loaded();
-    if (tensor->vendor == NULL || dims == NULL || strides == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, "the tensor was not created, or dims or strides is NULL");
-    if (rank < 1 || rank > PBN_MAX_RANK)
-        return pbn_refuse(PBN_E_ARGUMENT, "rank is outside 1 to 8");
-    status = check_range(rank, dims, strides);
-    if (status != PBN_OK)
-        return status;
     layout = pbn_layout_of(rank, dims, strides);
     status = new_compute(&compute, dtype, rank, dims, layout);
     if (status != PBN_OK)
@@ -621,14 +562,10 @@ static int tensor_set(pbn_tensor *tensor, int dtype, int rank, const int64_t *di
 }
 
 static int tensor_get(const pbn_tensor *tensor, int *dtype, int *rank, int64_t *dims, int64_t *strides) {
-    if (tensor->vendor == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, "the tensor was not created");
     return get_descriptor(tensor->vendor, dtype, rank, dims, strides);
 }
 
 static int tensor_size(const pbn_tensor *tensor, size_t *bytes) {
-    if (tensor->vendor == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, "the tensor was not created");
     return api.miopenGetTensorNumBytes(tensor->vendor, bytes);
 }
 
@@ -646,18 +583,6 @@ static int tensor_destroy(pbn_tensor *tensor) {
 
 /* ---------------------------------------------------------------- what MIOpen can do right */
 
-static const char *refused_mode(int mode) {
-    switch (mode) {
-    case PBN_PER_ACTIVATION:
-    case PBN_SPATIAL:
-        return NULL;
-    case PBN_SPATIAL_PERSISTENT:
-        return "MIOpen knows two modes; it would take SPATIAL_PERSISTENT for PER_ACTIVATION";
-    default:
-        return "mode is none of PER_ACTIVATION, SPATIAL";
-    }
-}
-
 /* Whether the loaded library has the call of `operation` with a fused activation. */
 static int has_fused(int operation) {
     switch (operation) {
@@ -674,40 +599,19 @@ static int has_fused(int operation) {
 
 /* NULL when the combination runs. What MIOpen refuses with a status of its own, or gets wrong only
  * for some sizes of a supported combination, is not refused here: the vendor's answer is the answer. */
-static const char *refused(int operation, int mode, int dtype, int layout, int rank) {
-    const char *reason;
-    if (dtype < PBN_FLOAT32 || dtype > PBN_BFLOAT16)
-        return "dtype is none of float32, float16, bfloat16";
-    if (operation == PBN_OP_AXPBY) {
-        if (rank < 1 || rank > PBN_MAX_RANK)
-            return "rank is outside 1 to 8";
-        if (dtype == PBN_FLOAT64)
-            return "miopenOpTensor reads its factors as float32 for float64 tensors too";
-        return NULL;
-    }
-    if (operation == PBN_OP_FILL) {
-        if (rank < 1 || rank > PBN_MAX_RANK)
-            return "rank is outside 1 to 8";
-        if (dtype == PBN_FLOAT64)
-            return "miopenSetTensor has no float64 kernel: its status is miopenStatusUnknownError";
-        return NULL;
-    }
+static const char *refused(int operation, int mode, int dtype, int layout) {
+    if (operation == PBN_OP_AXPBY)
+        return dtype == PBN_FLOAT64 ? "miopenOpTensor reads its factors as float32 for float64 tensors too" : NULL;
+    if (operation == PBN_OP_FILL)
+        return dtype == PBN_FLOAT64 ? "miopenSetTensor has no float64 kernel: its status is miopenStatusUnknownError"
+                                    : NULL;
     if (operation == PBN_OP_RELU || operation == PBN_OP_RELU_BACKWARD) {
-        if (rank < 1 || rank > PBN_MAX_RANK)
-            return "rank is outside 1 to 8";
         if (dtype == PBN_FLOAT64 || dtype == PBN_BFLOAT16)
             return "MIOpen's activation kernels are compiled for float32 and float16 only";
-        if (layout == PBN_STRIDED)
-            return "miopenActivationForward and -Backward are used on packed tensors only";
-        return NULL;
+        return layout == PBN_STRIDED ? "miopenActivationForward and -Backward are used on packed tensors only" : NULL;
     }
-    if (operation < PBN_OP_DERIVE || operation > PBN_OP_RELU_BACKWARD)
-        return "operation is unknown";
-    reason = refused_mode(mode);
-    if (reason != NULL)
-        return reason;
-    if (rank < 2 || rank > PBN_MAX_RANK)
-        return "rank is outside 2 to 8";
+    if (mode == PBN_SPATIAL_PERSISTENT)
+        return "MIOpen knows two modes; it would take SPATIAL_PERSISTENT for PER_ACTIVATION";
     if (dtype == PBN_FLOAT64)
         return "MIOpen has no float64 batch norm: no solver takes it, and float32 parameters are derived for it";
     if (operation == PBN_OP_DERIVE)
@@ -723,7 +627,7 @@ static const char *refused(int operation, int mode, int dtype, int layout, int r
 }
 
 static uint32_t capability(int operation, int mode, int dtype, int layout, int rank, const char **why) {
-    const char *reason = refused(operation, mode, dtype, layout, rank);
+    const char *reason = refused(operation, mode, dtype, layout);
     uint32_t bits = PBN_CAP_RUNS;
     *why = reason;
     if (reason != NULL)
@@ -748,7 +652,6 @@ static uint32_t capability(int operation, int mode, int dtype, int layout, int r
 
 /* ---------------------------------------------------------------- derive */
 
-/* `mode` has passed refused_mode. */
 static int vendor_mode(int mode) {
     return mode == PBN_SPATIAL ? PBN_miopenBNSpatial : PBN_miopenBNPerActivation;
 }
@@ -761,15 +664,9 @@ static void parameter_dims(const pbn_tensor *x, int mode, int64_t *dims) {
 /* MIOpen writes out of bounds when it derives from a rank below 4 and refuses ranks above 5, so it
  * is asked about the rank-4 view, and its answer is compared with the rule for it. */
 static int derive(pbn_tensor *derived, const pbn_tensor *x, int mode) {
-    const char *reason;
     void *x_view = NULL, *answer = NULL;
     int dtype = -1, rank = 0, status;
     int64_t dims[PBN_MAX_RANK], strides[PBN_MAX_RANK], wanted[PBN_MAX_RANK], view[4];
-    if (!is_loaded())
-        return not_loaded();
-    reason = refused(PBN_OP_DERIVE, mode, x->dtype, x->layout, x->rank);
-    if (reason != NULL)
-        return pbn_refuse(PBN_E_UNSUPPORTED, reason);
     parameter_dims(x, mode, wanted);
     view_4d(x->rank, wanted, view);
 
@@ -795,22 +692,8 @@ static int derive(pbn_tensor *derived, const pbn_tensor *x, int mode) {
 
 /* ---------------------------------------------------------------- checks before a call */
 
-/* The calls trust MIOpen with nothing that it does not check itself: it looks at x's descriptor
- * alone, and a short parameter vector or an unlike output is memory out of bounds. */
-static int check_kind(const pbn_tensor *t, const pbn_tensor *x) {
-    if (t == NULL || t->rank == 0)
-        return pbn_refuse(PBN_E_ARGUMENT, "a data descriptor is missing or was never set");
-    if (t->rank != x->rank || memcmp(t->dims, x->dims, (size_t)x->rank * sizeof x->dims[0]) != 0)
-        return pbn_refuse(PBN_E_ARGUMENT, "y, dy and dx must have the sizes of x");
-    if (t->dtype != x->dtype)
-        return pbn_refuse(PBN_E_UNSUPPORTED, "MIOpen takes y, dy and dx in the type of x only");
-    return PBN_OK;
-}
-
+/* MIOpen looks at x's descriptor alone. */
 static int check_like_x(const pbn_tensor *t, const pbn_tensor *x) {
-    const int status = check_kind(t, x);
-    if (status != PBN_OK)
-        return status;
     if (t->layout != x->layout)
         return pbn_refuse(PBN_E_UNSUPPORTED, "MIOpen takes y, dy and dx to lie in memory as x does, whatever their "
                                              "descriptors say");
@@ -819,28 +702,11 @@ static int check_like_x(const pbn_tensor *t, const pbn_tensor *x) {
 
 static int check_x(const pbn_tensor *x) {
     int64_t n = 1;
-    if (x == NULL || x->rank == 0)
-        return pbn_refuse(PBN_E_ARGUMENT, "x's descriptor is missing or was never set");
     for (int i = 0; i < x->rank; i++) {
         n *= x->dims[i]; /* below 2**62 here, as n was below 2**31 */
         if (n > INT_MAX)
             return pbn_refuse(PBN_E_UNSUPPORTED, "MIOpen's kernels index with 32 bits: 2**31 elements or more");
     }
-    return PBN_OK;
-}
-
-static int check_parameters(const pbn_call *call) {
-    const pbn_tensor *p = call->param_desc;
-    int64_t wanted[PBN_MAX_RANK];
-    if (p == NULL || p->rank == 0)
-        return pbn_refuse(PBN_E_ARGUMENT, "the parameter descriptor is missing or was never set");
-    parameter_dims(call->x_desc, call->mode, wanted);
-    if (p->rank != call->x_desc->rank || memcmp(p->dims, wanted, (size_t)p->rank * sizeof wanted[0]) != 0)
-        return pbn_refuse(PBN_E_ARGUMENT, "the parameter descriptor is not the one derived from x in this mode");
-    if (p->dtype != PBN_FLOAT32)
-        return pbn_refuse(PBN_E_UNSUPPORTED, "MIOpen's kernels take float32 parameters and statistics only");
-    if (p->layout != PBN_CHANNELS_FIRST)
-        return pbn_refuse(PBN_E_ARGUMENT, "the parameter descriptor is not a contiguous vector");
     return PBN_OK;
 }
 
@@ -876,8 +742,8 @@ static int check_span(const pbn_tensor *t) {
 
 static int check_axpby(const pbn_call *call) {
     const pbn_tensor *x = call->x_desc;
-    int status = check_kind(call->y_desc, x);
-    if (status != PBN_OK || (status = check_span(x)) != PBN_OK || (status = check_span(call->y_desc)) != PBN_OK)
+    int status;
+    if ((status = check_span(x)) != PBN_OK || (status = check_span(call->y_desc)) != PBN_OK)
         return status;
     if (x->dtype == PBN_BFLOAT16 && computes(call))
         return pbn_refuse(PBN_E_UNSUPPORTED, "bfloat16 tensors are copied only, with factors 1 and 0: miopenOpTensor's "
@@ -886,24 +752,15 @@ static int check_axpby(const pbn_call *call) {
     return status != PBN_OK ? status : CHECK_FACTOR("b", call->beta, x->dtype);
 }
 
-static int check_activation(const pbn_call *call, int operation) {
-    const int clamp = call->activation == PBN_ACTIVATION_CLAMP;
+static int check_activation(const pbn_call *call) {
     if (call->activation == PBN_ACTIVATION_NONE)
         return PBN_OK;
-    if (call->activation < PBN_ACTIVATION_NONE || call->activation > PBN_ACTIVATION_CLAMP)
-        return pbn_refuse(PBN_E_ARGUMENT, "activation is none of NONE, RELU, CLIPPED_RELU, CLAMP");
-    if (!has_fused(operation))
+    if (!has_fused(call->operation))
         return pbn_refuse(PBN_E_UNSUPPORTED, "this libMIOpen has no batch norm with a fused activation; 3.5 added it: "
                                              "miopenBatchNormForwardTrainingActivation, -ForwardInferenceActivation, "
                                              "-BackwardActivation");
     if (call->mode != PBN_SPATIAL) /* 3.5.1: none of the three calls applies it, and each returns success */
         return pbn_refuse(PBN_E_UNSUPPORTED, "MIOpen's per-activation kernels leave the fused activation out");
-    /* the kernels read the bounds as float32 */
-    if (call->activation != PBN_ACTIVATION_RELU &&
-        !((clamp ? (float)call->activation_low : 0.0f) < (float)call->activation_high &&
-          fabs(call->activation_high) <= FLT_MAX && (!clamp || fabs(call->activation_low) <= FLT_MAX)))
-        return pbn_refuse(PBN_E_ARGUMENT, "the activation's bounds must be finite, and the lower one (of CLIPPED_RELU: "
-                                          "0) below the upper one, in float32");
     if (call->alpha != 1 && call->x_desc->dtype == PBN_BFLOAT16)
         return pbn_refuse(PBN_E_UNSUPPORTED, "alpha other than 1 after an activation needs a product that MIOpen "
                                              "lacks for bfloat16: miopenOpTensor does not compile for it");
@@ -911,15 +768,12 @@ static int check_activation(const pbn_call *call, int operation) {
     return CHECK_FACTOR("alpha with an activation", call->alpha, call->x_desc->dtype);
 }
 
-static int check_call(const pbn_call *call, int operation) {
+static int check_call(const pbn_call *call) {
     const pbn_tensor *x = call->x_desc;
-    const char *reason;
+    const int operation = call->operation;
     int status = check_x(x);
     if (status != PBN_OK)
         return status;
-    reason = refused(operation, call->mode, x->dtype, x->layout, x->rank);
-    if (reason != NULL)
-        return pbn_refuse(PBN_E_UNSUPPORTED, reason);
     if (operation == PBN_OP_AXPBY)
         return check_axpby(call);
     if (operation == PBN_OP_BACKWARD) {
@@ -928,13 +782,8 @@ static int check_call(const pbn_call *call, int operation) {
     } else if ((status = check_like_x(call->y_desc, x)) != PBN_OK) {
         return status;
     }
-    if ((status = check_parameters(call)) != PBN_OK)
-        return status;
-    if (call->inverse && (api.miopenBatchNormalizationForwardInferenceInvVariance == NULL ||
-                          operation != PBN_OP_FORWARD_INFERENCE || call->activation != PBN_ACTIVATION_NONE))
-        return pbn_refuse(PBN_E_UNSUPPORTED, "this libMIOpen has no inference from the inverse standard deviation "
-                                             "(miopenBatchNormalizationForwardInferenceInvVariance), or not with an "
-                                             "activation");
+    if (call->param_desc->layout != PBN_CHANNELS_FIRST)
+        return pbn_refuse(PBN_E_ARGUMENT, "the parameter descriptor is not a contiguous vector");
     if (call->beta != 0 && x->dtype == PBN_BFLOAT16)
         return pbn_refuse(PBN_E_UNSUPPORTED, "beta other than 0 on bfloat16 data needs an addition that MIOpen lacks: "
                                              "miopenOpTensor does not compile for bfloat16");
@@ -945,7 +794,7 @@ static int check_call(const pbn_call *call, int operation) {
         ((status = CHECK_FACTOR("alpha_param", call->alpha_param, PBN_FLOAT32)) != PBN_OK ||
          (status = CHECK_FACTOR("beta_param", call->beta_param, PBN_FLOAT32)) != PBN_OK))
         return status;
-    return check_activation(call, operation);
+    return check_activation(call);
 }
 
 /* ---------------------------------------------------------------- alpha and beta
@@ -972,7 +821,8 @@ static size_t piece(size_t bytes, size_t *total) {
     return bytes;
 }
 
-static workspace_plan plan_workspace(const pbn_call *call, int operation) {
+static workspace_plan plan_workspace(const pbn_call *call) {
+    const int operation = call->operation;
     workspace_plan plan = {0, 0, 0, 0, 0, 0};
     size_t data, params;
     data = (size_t)pbn_numel(call->x_desc->rank, call->x_desc->dims) * pbn_item_size(call->x_desc->dtype);
@@ -999,14 +849,10 @@ static workspace_plan plan_workspace(const pbn_call *call, int operation) {
 }
 
 static int workspace_size(pbn_handle *handle, const pbn_call *call, size_t *bytes) {
-    int status;
+    const int status = check_call(call);
     (void)handle;
-    *bytes = 0;
-    if (!is_loaded())
-        return not_loaded();
-    status = check_call(call, call->operation);
     if (status == PBN_OK)
-        *bytes = plan_workspace(call, call->operation).total;
+        *bytes = plan_workspace(call).total;
     return status;
 }
 
@@ -1123,86 +969,13 @@ static int copy(pbn_handle *handle, const pbn_tensor *from, const void *source, 
 
 /* Where a call reads its parameters from and puts its results, after the workspace took what it must. */
 typedef struct routes {
+    workspace_plan plan;
     const void *scale, *bias;
     void *out, *dscale, *dbias;
+    void *activation; /* the vendor's descriptor, NULL without one */
 } routes;
 
-static int prepare(pbn_handle *handle, const pbn_call *call, int operation, workspace_plan *plan, routes *to) {
-    char *next = call->workspace;
-    int status;
-    if (!is_loaded())
-        return not_loaded();
-    if (handle == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, "handle is NULL");
-    status = check_call(call, operation);
-    if (status != PBN_OK)
-        return status;
-    if (call->x == NULL || call->scale == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, "x or scale is NULL");
-    if (operation == PBN_OP_BACKWARD) {
-        if (call->dy == NULL || call->dx == NULL || call->dscale == NULL || call->dbias == NULL)
-            return pbn_refuse(PBN_E_ARGUMENT, "dy, dx, dscale or dbias is NULL");
-        if (call->activation != PBN_ACTIVATION_NONE && call->bias == NULL)
-            return pbn_refuse(PBN_E_ARGUMENT, "bias is NULL, which backward needs with an activation");
-    } else if (call->y == NULL || call->bias == NULL) {
-        return pbn_refuse(PBN_E_ARGUMENT, "y or bias is NULL");
-    }
-    if ((call->running_mean == NULL) != (call->running_variance == NULL) ||
-        (call->saved_mean == NULL) != (call->saved_inv_variance == NULL))
-        return pbn_refuse(PBN_E_ARGUMENT, "one pointer of a pair of statistics is NULL; MIOpen would ignore the other");
-    /* without them MIOpen silently takes the statistics of the batch */
-    if (operation == PBN_OP_FORWARD_INFERENCE && call->running_mean == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, "running_mean and running_variance are NULL");
-
-    *plan = plan_workspace(call, operation);
-    if (plan->total > 0 && (call->workspace == NULL || call->workspace_size < plan->total))
-        return pbn_refuse(PBN_E_WORKSPACE, "workspace is missing or smaller than this alpha and beta need");
-    to->scale = call->scale;
-    to->bias = call->bias;
-    to->out = operation == PBN_OP_BACKWARD ? call->dx : call->y;
-    to->dscale = call->dscale;
-    to->dbias = call->dbias;
-    if (plan->scale > 0) {
-        status = op_tensor(handle, call->param_desc, call->alpha, call->scale, 0, NULL, next);
-        to->scale = next;
-        next += plan->scale;
-    }
-    if (plan->bias > 0 && status == PBN_OK) {
-        status = op_tensor(handle, call->param_desc, call->alpha, call->bias, 0, NULL, next);
-        to->bias = next;
-        next += plan->bias;
-    }
-    if (plan->data > 0) {
-        to->out = next;
-        next += plan->data;
-    }
-    if (plan->dscale > 0) {
-        to->dscale = next;
-        to->dbias = next + plan->dscale;
-    }
-    return status;
-}
-
-static int finish(pbn_handle *handle, const pbn_call *call, int operation, const workspace_plan *plan,
-                  const routes *to) {
-    const pbn_tensor *p = call->param_desc;
-    double a = call->alpha_param, b = call->beta_param;
-    int status = PBN_OK;
-    if (plan->data > 0) {
-        void *out = operation == PBN_OP_BACKWARD ? call->dx : call->y;
-        const double alpha = call->activation == PBN_ACTIVATION_NONE ? 1 : call->alpha; /* else taken in before */
-        status = op_tensor(handle, call->x_desc, alpha, to->out, call->beta, out, out);
-    }
-    if (plan->dscale > 0 && status == PBN_OK)
-        status = op_tensor(handle, p, a, to->dscale, b, call->dscale, call->dscale);
-    if (plan->dbias > 0 && status == PBN_OK)
-        status = op_tensor(handle, p, a, to->dbias, b, call->dbias, call->dbias);
-    return status;
-}
-
-/* ---------------------------------------------------------------- the calls */
-
-/* The vendor's descriptor of the call's activation, which has passed check_activation. */
+/* The vendor's descriptor of the call's activation, which has passed check_activation; RELU's of a call without one. */
 static int new_activation(const pbn_call *call, void **activation) {
     const int clipped = call->activation == PBN_ACTIVATION_CLIPPED_RELU;
     const int clamp = call->activation == PBN_ACTIVATION_CLAMP;
@@ -1224,25 +997,73 @@ static int new_activation(const pbn_call *call, void **activation) {
     return status;
 }
 
-static int forward_training(pbn_handle *handle, const pbn_call *call) {
-    float one = 1, zero = 0; /* MIOpen reads floats here whatever the type of x */
-    workspace_plan plan;
-    routes to;
-    void *xd, *yd, *pd, *activation = NULL;
-    int status = prepare(handle, call, PBN_OP_FORWARD_TRAINING, &plan, &to);
+static int prepare(pbn_handle *handle, const pbn_call *call, routes *to) {
+    char *next = call->workspace;
+    int status = check_call(call);
     if (status != PBN_OK)
         return status;
-    xd = call->x_desc->compute;
-    yd = call->y_desc->compute;
-    pd = call->param_desc->compute;
-    if (call->activation != PBN_ACTIVATION_NONE) {
-        status = new_activation(call, &activation);
-        if (status == PBN_miopenStatusSuccess)
-            status = api.miopenBatchNormForwardTrainingActivation(
-                handle->vendor, vendor_mode(call->mode), &one, &zero, xd, call->x, yd, to.out, pd, pd, pd, pd,
-                (void *)to.scale, (void *)to.bias, call->factor, call->running_mean, call->running_variance,
-                call->epsilon, call->saved_mean, call->saved_inv_variance, activation);
-    } else if (api.miopenBatchNormalizationForwardTraining_V2 != NULL)
+    *to = (routes){.plan = plan_workspace(call),
+                   .scale = call->scale,
+                   .bias = call->bias,
+                   .out = call->operation == PBN_OP_BACKWARD ? call->dx : call->y,
+                   .dscale = call->dscale,
+                   .dbias = call->dbias};
+    if (to->plan.scale > 0) {
+        status = op_tensor(handle, call->param_desc, call->alpha, call->scale, 0, NULL, next);
+        to->scale = next;
+        next += to->plan.scale;
+    }
+    if (to->plan.bias > 0 && status == PBN_OK) {
+        status = op_tensor(handle, call->param_desc, call->alpha, call->bias, 0, NULL, next);
+        to->bias = next;
+        next += to->plan.bias;
+    }
+    if (to->plan.data > 0) {
+        to->out = next;
+        next += to->plan.data;
+    }
+    if (to->plan.dscale > 0) {
+        to->dscale = next;
+        to->dbias = next + to->plan.dscale;
+    }
+    if (status == PBN_OK && call->activation != PBN_ACTIVATION_NONE)
+        status = new_activation(call, &to->activation);
+    return status;
+}
+
+/* `status`: of the batch norm. */
+static int finish(pbn_handle *handle, const pbn_call *call, const routes *to, int status) {
+    const pbn_tensor *p = call->param_desc;
+    double a = call->alpha_param, b = call->beta_param;
+    if (to->activation != NULL)
+        api.miopenDestroyActivationDescriptor(to->activation);
+    if (to->plan.data > 0 && status == PBN_OK) {
+        void *out = call->operation == PBN_OP_BACKWARD ? call->dx : call->y;
+        const double alpha = call->activation == PBN_ACTIVATION_NONE ? 1 : call->alpha; /* else taken in before */
+        status = op_tensor(handle, call->x_desc, alpha, to->out, call->beta, out, out);
+    }
+    if (to->plan.dscale > 0 && status == PBN_OK)
+        status = op_tensor(handle, p, a, to->dscale, b, call->dscale, call->dscale);
+    if (to->plan.dbias > 0 && status == PBN_OK)
+        status = op_tensor(handle, p, a, to->dbias, b, call->dbias, call->dbias);
+    return status;
+}
+
+/* ---------------------------------------------------------------- the calls */
+
+static int forward_training(pbn_handle *handle, const pbn_call *call) {
+    float one = 1, zero = 0; /* MIOpen reads floats here whatever the type of x */
+    routes to;
+    void *const xd = call->x_desc->compute, *const yd = call->y_desc->compute, *const pd = call->param_desc->compute;
+    int status = prepare(handle, call, &to);
+    if (status != PBN_OK)
+        return status;
+    if (to.activation != NULL)
+        status = api.miopenBatchNormForwardTrainingActivation(
+            handle->vendor, vendor_mode(call->mode), &one, &zero, xd, call->x, yd, to.out, pd, pd, pd, pd,
+            (void *)to.scale, (void *)to.bias, call->factor, call->running_mean, call->running_variance,
+            call->epsilon, call->saved_mean, call->saved_inv_variance, to.activation);
+    else if (api.miopenBatchNormalizationForwardTraining_V2 != NULL)
         status = api.miopenBatchNormalizationForwardTraining_V2(
             handle->vendor, vendor_mode(call->mode), &one, &zero, xd, call->x, yd, to.out, pd, pd, pd, pd,
             (void *)to.scale, (void *)to.bias, call->factor, call->running_mean, call->running_variance, call->epsilon,
@@ -1252,30 +1073,22 @@ static int forward_training(pbn_handle *handle, const pbn_call *call) {
             handle->vendor, vendor_mode(call->mode), &one, &zero, xd, call->x, yd, to.out, pd, (void *)to.scale,
             (void *)to.bias, call->factor, call->running_mean, call->running_variance, call->epsilon, call->saved_mean,
             call->saved_inv_variance);
-    if (activation != NULL)
-        api.miopenDestroyActivationDescriptor(activation);
-    return status != PBN_miopenStatusSuccess ? status : finish(handle, call, PBN_OP_FORWARD_TRAINING, &plan, &to);
+    return finish(handle, call, &to, status);
 }
 
 static int forward_inference(pbn_handle *handle, const pbn_call *call) {
     float one = 1, zero = 0;
-    workspace_plan plan;
     routes to;
-    void *xd, *yd, *pd, *activation = NULL;
-    int status = prepare(handle, call, PBN_OP_FORWARD_INFERENCE, &plan, &to);
+    void *const xd = call->x_desc->compute, *const yd = call->y_desc->compute, *const pd = call->param_desc->compute;
+    int status = prepare(handle, call, &to);
     if (status != PBN_OK)
         return status;
-    xd = call->x_desc->compute;
-    yd = call->y_desc->compute;
-    pd = call->param_desc->compute;
-    if (call->activation != PBN_ACTIVATION_NONE) {
-        status = new_activation(call, &activation);
-        if (status == PBN_miopenStatusSuccess)
-            status = api.miopenBatchNormForwardInferenceActivation(
-                handle->vendor, vendor_mode(call->mode), &one, &zero, xd, call->x, yd, to.out, pd, pd, pd, pd,
-                (void *)to.scale, (void *)to.bias, call->running_mean, call->running_variance, call->epsilon,
-                activation);
-    } else if (call->inverse)
+    if (to.activation != NULL)
+        status = api.miopenBatchNormForwardInferenceActivation(
+            handle->vendor, vendor_mode(call->mode), &one, &zero, xd, call->x, yd, to.out, pd, pd, pd, pd,
+            (void *)to.scale, (void *)to.bias, call->running_mean, call->running_variance, call->epsilon,
+            to.activation);
+    else if (call->inverse)
         status = api.miopenBatchNormalizationForwardInferenceInvVariance(
             handle->vendor, vendor_mode(call->mode), &one, &zero, xd, call->x, yd, to.out, pd, pd, pd, pd,
             (void *)to.scale, (void *)to.bias, call->running_mean, call->running_variance);
@@ -1287,31 +1100,23 @@ static int forward_inference(pbn_handle *handle, const pbn_call *call) {
         status = api.miopenBatchNormalizationForwardInference(
             handle->vendor, vendor_mode(call->mode), &one, &zero, xd, call->x, yd, to.out, pd, (void *)to.scale,
             (void *)to.bias, call->running_mean, call->running_variance, call->epsilon);
-    if (activation != NULL)
-        api.miopenDestroyActivationDescriptor(activation);
-    return status != PBN_miopenStatusSuccess ? status : finish(handle, call, PBN_OP_FORWARD_INFERENCE, &plan, &to);
+    return finish(handle, call, &to, status);
 }
 
 static int backward(pbn_handle *handle, const pbn_call *call) {
     float one = 1, zero = 0;
-    workspace_plan plan;
     routes to;
-    void *xd, *dyd, *dxd, *pd, *activation = NULL;
-    int status = prepare(handle, call, PBN_OP_BACKWARD, &plan, &to);
+    void *const xd = call->x_desc->compute, *const dyd = call->dy_desc->compute, *const dxd = call->dx_desc->compute;
+    void *const pd = call->param_desc->compute;
+    int status = prepare(handle, call, &to);
     if (status != PBN_OK)
         return status;
-    xd = call->x_desc->compute;
-    dyd = call->dy_desc->compute;
-    dxd = call->dx_desc->compute;
-    pd = call->param_desc->compute;
-    if (call->activation != PBN_ACTIVATION_NONE) {
-        status = new_activation(call, &activation);
-        if (status == PBN_miopenStatusSuccess)
-            status = api.miopenBatchNormBackwardActivation(
-                handle->vendor, vendor_mode(call->mode), &one, &zero, &one, &zero, xd, call->x, dyd, call->dy, dxd,
-                to.out, pd, pd, pd, pd, to.scale, call->bias, to.dscale, to.dbias, call->epsilon, call->saved_mean,
-                call->saved_inv_variance, activation);
-    } else if (api.miopenBatchNormalizationBackward_V2 != NULL)
+    if (to.activation != NULL)
+        status = api.miopenBatchNormBackwardActivation(
+            handle->vendor, vendor_mode(call->mode), &one, &zero, &one, &zero, xd, call->x, dyd, call->dy, dxd,
+            to.out, pd, pd, pd, pd, to.scale, call->bias, to.dscale, to.dbias, call->epsilon, call->saved_mean,
+            call->saved_inv_variance, to.activation);
+    else if (api.miopenBatchNormalizationBackward_V2 != NULL)
         status = api.miopenBatchNormalizationBackward_V2(
             handle->vendor, vendor_mode(call->mode), &one, &zero, &one, &zero, xd, call->x, dyd, call->dy, dxd, to.out,
             pd, pd, pd, pd, to.scale, to.dscale, to.dbias, call->epsilon, call->saved_mean, call->saved_inv_variance);
@@ -1319,19 +1124,15 @@ static int backward(pbn_handle *handle, const pbn_call *call) {
         status = api.miopenBatchNormalizationBackward(
             handle->vendor, vendor_mode(call->mode), &one, &zero, &one, &zero, xd, call->x, dyd, call->dy, dxd, to.out,
             pd, to.scale, to.dscale, to.dbias, call->epsilon, call->saved_mean, call->saved_inv_variance);
-    if (activation != NULL)
-        api.miopenDestroyActivationDescriptor(activation);
-    return status != PBN_miopenStatusSuccess ? status : finish(handle, call, PBN_OP_BACKWARD, &plan, &to);
+    return finish(handle, call, &to, status);
 }
 
 /* On packed copies: miopenOpTensor does not look at the stride of the last axis. */
 static int axpby_packed(pbn_handle *handle, const pbn_call *call) {
-    const workspace_plan plan = plan_workspace(call, PBN_OP_AXPBY);
+    const workspace_plan plan = plan_workspace(call);
     char *x = call->workspace, *y = x + plan.data;
     pbn_tensor packed = *call->x_desc;
     int status;
-    if (x == NULL || call->workspace_size < plan.total)
-        return pbn_refuse(PBN_E_WORKSPACE, "workspace is missing or smaller than axpby of these strides needs");
     pbn_packed_strides(packed.rank, packed.dims, PBN_CHANNELS_FIRST, packed.strides);
     packed.layout = PBN_CHANNELS_FIRST;
     status = new_view_4d(&packed.compute, packed.dtype, packed.rank, packed.dims, PBN_CHANNELS_FIRST);
@@ -1349,16 +1150,9 @@ static int axpby_packed(pbn_handle *handle, const pbn_call *call) {
 }
 
 static int axpby(pbn_handle *handle, const pbn_call *call) {
-    int status;
-    if (!is_loaded())
-        return not_loaded();
-    if (handle == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, "handle is NULL");
-    status = check_call(call, PBN_OP_AXPBY);
+    const int status = check_call(call);
     if (status != PBN_OK)
         return status;
-    if (call->x == NULL || call->y == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, "x or y is NULL");
     if (one_order(call) && call->x_desc->dtype != PBN_BFLOAT16)
         return op_tensor(handle, call->x_desc, call->alpha, call->x, call->beta, call->y, call->y);
     if (!computes(call))
@@ -1370,20 +1164,9 @@ static int axpby(pbn_handle *handle, const pbn_call *call) {
 static int fill(pbn_handle *handle, const pbn_call *call) {
     const pbn_tensor *y = call->y_desc;
     double value; /* room and alignment for any of the types */
-    const char *reason;
-    int status;
-    if (!is_loaded())
-        return not_loaded();
-    if (handle == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, "handle is NULL");
-    status = check_x(y);
+    int status = check_x(y);
     if (status != PBN_OK)
         return status;
-    reason = refused(PBN_OP_FILL, call->mode, y->dtype, y->layout, y->rank);
-    if (reason != NULL)
-        return pbn_refuse(PBN_E_UNSUPPORTED, reason);
-    if (call->y == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, "y is NULL");
     pbn_encode(call->alpha, y->dtype, &value);
     if (y->layout == PBN_STRIDED) {
         axis axes[PBN_MAX_RANK];
@@ -1395,48 +1178,29 @@ static int fill(pbn_handle *handle, const pbn_call *call) {
 
 /* y = x * (x > 0) or, with dy, dx = dy * (x > 0): so in MIOpen's kernels, where 0 times infinity is NaN. The
  * backward call wants the activation's output too and does not read it for this activation, so x is passed. */
-static int run_relu(pbn_handle *handle, const pbn_call *call, int operation) {
+static int relu(pbn_handle *handle, const pbn_call *call) {
     const float one = 1, zero = 0; /* the only values that the calls take */
     const pbn_tensor *x = call->x_desc;
-    const int back = operation == PBN_OP_RELU_BACKWARD;
-    const char *reason;
+    const int back = call->operation == PBN_OP_RELU_BACKWARD;
     void *activation = NULL;
     int status;
-    if (!is_loaded())
-        return not_loaded();
-    if (handle == NULL)
-        return pbn_refuse(PBN_E_ARGUMENT, "handle is NULL");
     if ((status = check_x(x)) != PBN_OK)
         return status;
-    reason = refused(operation, call->mode, x->dtype, x->layout, x->rank);
-    if (reason != NULL)
-        return pbn_refuse(PBN_E_UNSUPPORTED, reason);
     if ((back && (status = check_like_x(call->dy_desc, x)) != PBN_OK) ||
         (status = check_like_x(back ? call->dx_desc : call->y_desc, x)) != PBN_OK)
         return status;
-    if (call->x == NULL || (back ? call->dy == NULL || call->dx == NULL : call->y == NULL))
-        return pbn_refuse(PBN_E_ARGUMENT, back ? "x, dy or dx is NULL" : "x or y is NULL");
-    status = api.miopenCreateActivationDescriptor(&activation);
+    status = new_activation(call, &activation);
     if (status != PBN_miopenStatusSuccess)
         return status;
-    status = api.miopenSetActivationDescriptor(activation, PBN_miopenActivationRELU, 0, 0, 0);
-    if (status == PBN_miopenStatusSuccess && back)
+    if (back)
         status = api.miopenActivationBackward(handle->vendor, activation, &one, x->compute, call->x,
                                               call->dy_desc->compute, call->dy, x->compute, call->x, &zero,
                                               call->dx_desc->compute, call->dx);
-    else if (status == PBN_miopenStatusSuccess)
+    else
         status = api.miopenActivationForward(handle->vendor, activation, &one, x->compute, call->x, &zero,
                                              call->y_desc->compute, call->y);
     api.miopenDestroyActivationDescriptor(activation);
     return status;
-}
-
-static int relu(pbn_handle *handle, const pbn_call *call) {
-    return run_relu(handle, call, PBN_OP_RELU);
-}
-
-static int relu_backward(pbn_handle *handle, const pbn_call *call) {
-    return run_relu(handle, call, PBN_OP_RELU_BACKWARD);
 }
 
 PBN_CALL_THERE(forward_training)
@@ -1445,7 +1209,6 @@ PBN_CALL_THERE(backward)
 PBN_CALL_THERE(axpby)
 PBN_CALL_THERE(fill)
 PBN_CALL_THERE(relu)
-PBN_CALL_THERE(relu_backward)
 PBN_THERE(stream_set, (pbn_handle * handle, void *stream), (handle, stream))
 PBN_THERE(stream_get, (pbn_handle * handle, void **stream), (handle, stream))
 PBN_THERE(takes_by_time, (const pbn_handle *handle), (handle))
@@ -1480,7 +1243,7 @@ const pbn_backend pbn_backend_miopen = {
     .axpby = axpby_there,
     .fill = fill_there,
     .relu = relu_there,
-    .relu_backward = relu_backward_there,
+    .relu_backward = relu_there,
     .has_symbol = has_symbol,
 };
 
