@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from pybnorm import _arguments, devices
 from pybnorm._arrays import CPU, CUDA, numpy_dtype
-from pybnorm.devices.cpu import allocation_of, rebuilt
+from pybnorm.devices._copying import allocation_of, rebuilt
 from pybnorm.enums import DataType, Layout
 from pybnorm.errors import NotInitializedError
 

@@ -7,15 +7,14 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from pybnorm._arrays import CUDA, Buffer, Memory
-from pybnorm.devices.cpu import Allocation, aligned_bytes, allocation_of, described, extent, rebuilt, refilled
-from pybnorm.enums import DataType
+from pybnorm._arrays import CUDA
+from pybnorm.devices._copying import Copying
 from pybnorm.errors import ArgumentError, LibraryNotFoundError, NotInitializedError
 
 __all__ = ["Device"]
 
 
-class Device:
+class Device(Copying):
     """A CUDA device with a stream of its own, current on the thread that made it.
 
     Parameters
@@ -57,75 +56,6 @@ class Device:
         """Address of the stream."""
         return int(self._stream.handle)
 
-    def from_numpy(self, array: Any, dtype: DataType | None = None) -> Buffer:
-        """Copy an array of any strides to the device, on the stream, and wait for it.
-
-        Parameters
-        ----------
-        array : numpy.ndarray
-            Strides and the bytes in the gaps between elements are kept.
-        dtype : DataType, optional
-            Element type if NumPy's dtype does not give it: bfloat16 as uint16 bits.
-
-        Returns
-        -------
-        Buffer
-            In device memory.
-
-        Raises
-        ------
-        ArgumentError, ArgumentTypeError
-            `array` is no NumPy array of `dtype`.
-        """
-        array, view = described(array, dtype)
-        low, nbytes = extent(array)
-        memory = self._allocate(nbytes)
-        if nbytes:
-            memory.copy_from(self._core.Buffer.from_handle(view.pointer + low, nbytes), stream=self._stream)
-            self._stream.sync()
-        address = int(memory.handle)
-        return view._replace(
-            pointer=address - low,
-            device_type=CUDA,
-            device_id=self.device_id,
-            writable=True,
-            owner=Allocation(memory, address, nbytes, array.dtype),
-        )
-
-    def refill(self, buffer: Buffer, data: Any) -> None:
-        """Copy bytes, a NumPy array of uint8, over those of what `from_numpy` made; waits for the stream."""
-        allocation = refilled(buffer, data)
-        if data.size:
-            source = self._core.Buffer.from_handle(data.ctypes.data, data.size)
-            self._core.Buffer.from_handle(allocation.address, data.size).copy_from(source, stream=self._stream)
-            self._stream.sync()
-
-    def to_numpy(self, buffer: Buffer) -> Any:
-        """Copy back what `from_numpy` made, gaps included, after all work on the stream.
-
-        Parameters
-        ----------
-        buffer : Buffer
-
-        Returns
-        -------
-        numpy.ndarray
-            Of the original NumPy dtype and strides.
-        """
-        allocation = allocation_of(buffer)
-        host = aligned_bytes(allocation.nbytes)
-        if allocation.nbytes:
-            source = self._core.Buffer.from_handle(allocation.address, allocation.nbytes)
-            target = self._core.Buffer.from_handle(host.ctypes.data, allocation.nbytes)
-            target.copy_from(source, stream=self._stream)
-            self._stream.sync()
-        return rebuilt(host, buffer)
-
-    def empty_bytes(self, nbytes: int) -> Memory:
-        """Uninitialised device memory for a workspace, aligned to 256 bytes by CUDA's allocator."""
-        memory = self._allocate(nbytes)
-        return Memory(int(memory.handle), nbytes, CUDA, self.device_id, True, memory)
-
     def synchronize(self) -> None:
         """Wait for the stream; an error of earlier asynchronous work is raised here."""
         self._stream.sync()
@@ -134,29 +64,7 @@ class Device:
         """Wait for every stream of the device; an error of earlier asynchronous work is raised here."""
         self._device.sync()
 
-    def time(
-        self, call: Callable[[], object], *, repeats: int = 1, calls: int = 1, warmup: int = 0
-    ) -> tuple[float, ...]:
-        """Time what calls enqueue on the stream, between two events.
-
-        Parameters
-        ----------
-        call : callable
-            Without arguments; must work on `stream`.
-        repeats : int
-            Measurements.
-        calls : int
-            Calls per measurement; many small ones in one hide the gaps between launches.
-        warmup : int
-            Calls before the first measurement.
-
-        Returns
-        -------
-        tuple of float
-            Seconds per call, one for each repeat.
-        """
-        for _ in range(warmup):
-            call()
+    def _timed(self, call: Callable[[], object], repeats: int, calls: int) -> list[float]:
         self._stream.sync()
         # No waiting between repeats, so that the device is not idle while the host prepares the next one.
         events = [self._event() for _ in range(repeats + 1)]
@@ -166,12 +74,17 @@ class Device:
                 call()
             self._stream.record(event)
         self._stream.sync()
-        milliseconds = [end - start for start, end in itertools.pairwise(events)]
-        return tuple(value * 1e-3 / calls for value in milliseconds)
+        return [(end - start) * 1e-3 for start, end in itertools.pairwise(events)]
 
-    def _allocate(self, nbytes: int) -> Any:
+    def _allocate(self, nbytes: int) -> tuple[object, int]:
         # Stream-ordered: the memory is freed on this stream, after the work that still uses it.
-        return self._device.allocate(max(nbytes, 1), stream=self._stream)
+        memory = self._device.allocate(max(nbytes, 1), stream=self._stream)
+        return memory, int(memory.handle)
+
+    def _copy(self, to: int, source: int, nbytes: int, from_host: bool) -> None:
+        from_handle = self._core.Buffer.from_handle
+        from_handle(to, nbytes).copy_from(from_handle(source, nbytes), stream=self._stream)
+        self._stream.sync()
 
     def _event(self) -> Any:
         try:

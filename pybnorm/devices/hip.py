@@ -14,10 +14,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from pybnorm._arrays import ROCM, Buffer, Memory
+from pybnorm._arrays import ROCM
 from pybnorm._find import LibrarySpec, OpenFailed, find
-from pybnorm.devices.cpu import Allocation, aligned_bytes, allocation_of, described, extent, rebuilt, refilled
-from pybnorm.enums import DataType
+from pybnorm.devices._copying import Copying
 from pybnorm.errors import (
     AllocationError,
     ArgumentError,
@@ -186,7 +185,7 @@ def load(path: str | os.PathLike[str] | None = None) -> Runtime:
         return _loaded
 
 
-class Device:
+class Device(Copying):
     """A ROCm device with a stream of its own, current on the thread that made it or last asked it for memory or times.
 
     Parameters
@@ -230,70 +229,6 @@ class Device:
         """Address of the stream."""
         return self._stream or 0
 
-    def from_numpy(self, array: Any, dtype: DataType | None = None) -> Buffer:
-        """Copy an array of any strides to the device, on the stream, and wait for it.
-
-        Parameters
-        ----------
-        array : numpy.ndarray
-            Strides and the bytes in the gaps between elements are kept.
-        dtype : DataType, optional
-            Element type if NumPy's dtype does not give it: bfloat16 as uint16 bits.
-
-        Returns
-        -------
-        Buffer
-            In device memory.
-
-        Raises
-        ------
-        ArgumentError, ArgumentTypeError
-            `array` is no NumPy array of `dtype`.
-        AllocationError
-            No device memory is left.
-        """
-        array, view = described(array, dtype)
-        low, nbytes = extent(array)
-        memory = self._allocate(nbytes)
-        if nbytes:
-            self._copy(memory.address, view.pointer + low, nbytes, _HOST_TO_DEVICE)
-        return view._replace(
-            pointer=memory.address - low,
-            device_type=ROCM,
-            device_id=self.device_id,
-            writable=True,
-            owner=Allocation(memory, memory.address, nbytes, array.dtype),
-        )
-
-    def refill(self, buffer: Buffer, data: Any) -> None:
-        """Copy bytes, a NumPy array of uint8, over those of what `from_numpy` made; waits for the stream."""
-        allocation = refilled(buffer, data)
-        if data.size:
-            self._copy(allocation.address, data.ctypes.data, data.size, _HOST_TO_DEVICE)
-
-    def to_numpy(self, buffer: Buffer) -> Any:
-        """Copy back what `from_numpy` made, gaps included, after all work on the stream.
-
-        Parameters
-        ----------
-        buffer : Buffer
-
-        Returns
-        -------
-        numpy.ndarray
-            Of the original NumPy dtype and strides.
-        """
-        allocation = allocation_of(buffer)
-        host = aligned_bytes(allocation.nbytes)
-        if allocation.nbytes:
-            self._copy(host.ctypes.data, allocation.address, allocation.nbytes, _DEVICE_TO_HOST)
-        return rebuilt(host, buffer)
-
-    def empty_bytes(self, nbytes: int) -> Memory:
-        """Uninitialised device memory for a workspace, aligned to 256 bytes by HIP's allocator."""
-        memory = self._allocate(nbytes)
-        return Memory(memory.address, nbytes, ROCM, self.device_id, True, memory)
-
     def synchronize(self) -> None:
         """Wait for the stream; an error of earlier asynchronous work is raised here."""
         self._hip.call("hipStreamSynchronize", self._stream)
@@ -303,33 +238,10 @@ class Device:
         self._go()
         self._hip.call("hipDeviceSynchronize")
 
-    def time(
-        self, call: Callable[[], object], *, repeats: int = 1, calls: int = 1, warmup: int = 0
-    ) -> tuple[float, ...]:
-        """Time what calls enqueue on the stream, between two events.
-
-        Parameters
-        ----------
-        call : callable
-            Without arguments; must work on `stream`.
-        repeats : int
-            Measurements.
-        calls : int
-            Calls per measurement; many small ones in one hide the gaps between launches.
-        warmup : int
-            Calls before the first measurement.
-
-        Returns
-        -------
-        tuple of float
-            Seconds per call, one for each repeat.
-        """
+    def _timed(self, call: Callable[[], object], repeats: int, calls: int) -> list[float]:
         hip = self._hip
-        for _ in range(warmup):
-            call()
         self.synchronize()
         self._go()
-        # No waiting between repeats, so that the device is not idle while the host prepares the next one.
         events: list[_POINTER] = []
         try:
             for _ in range(repeats + 1):
@@ -342,17 +254,18 @@ class Device:
                     call()
                 hip.call("hipEventRecord", event, self._stream)
             self.synchronize()
-            milliseconds = []
+            seconds = []
             for start, end in itertools.pairwise(events):
                 elapsed = ctypes.c_float()
                 hip.call("hipEventElapsedTime", ctypes.byref(elapsed), start, end)
-                milliseconds.append(elapsed.value)
+                seconds.append(elapsed.value * 1e-3)
         finally:
             for event in events:
                 hip.functions["hipEventDestroy"](event)
-        return tuple(value * 1e-3 / calls for value in milliseconds)
+        return seconds
 
-    def _copy(self, to: int, source: int, nbytes: int, kind: int) -> None:
+    def _copy(self, to: int, source: int, nbytes: int, from_host: bool) -> None:
+        kind = _HOST_TO_DEVICE if from_host else _DEVICE_TO_HOST
         self._hip.call("hipMemcpyAsync", to, source, nbytes, kind, self._stream)
         self.synchronize()
 
@@ -360,11 +273,11 @@ class Device:
         """Make the device current: HIP's memory and events are those of the one that is."""
         self._hip.call("hipSetDevice", self.device_id)
 
-    def _allocate(self, nbytes: int) -> _Block:
+    def _allocate(self, nbytes: int) -> tuple[object, int]:
         self._go()
         address = _POINTER()
         self._hip.call("hipMalloc", ctypes.byref(address), max(nbytes, 1))
-        return _Block(self._hip, address.value or 0, self)
+        return _Block(self._hip, address.value or 0, self), address.value or 0
 
 
 def device_count() -> int:

@@ -97,7 +97,7 @@ from pybnorm.check.language.generator import (
     uniform,
 )
 from pybnorm.check.language.problem import FILE, OPTIONS, Problem, checked
-from pybnorm.devices.cpu import aligned_bytes
+from pybnorm.devices._copying import aligned_bytes
 from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.errors import ArgumentError
 from pybnorm.reference import namespaces

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pybnorm._arrays import CPU, Buffer
-from pybnorm.devices.cpu import Allocation
+from pybnorm.devices._copying import Allocation
 from pybnorm.enums import DataType
 from pybnorm.reference.namespaces import Array
 

@@ -34,7 +34,7 @@ from pybnorm.check.language.problem import Problem
 from pybnorm.check.run.fence import Fence, described, watched
 from pybnorm.check.run.perform import make
 from pybnorm.check.run.session import Session
-from pybnorm.devices.cpu import Allocation, aligned_bytes
+from pybnorm.devices._copying import Allocation, aligned_bytes
 from pybnorm.enums import DataType
 from pybnorm.reference.namespaces import Array, Foreign, Namespace
 from pybnorm.reference.threads import LARGE, in_threads
