@@ -725,6 +725,19 @@ def _on_the_device(call: Call, home: _Home, device: int) -> Call:
 # ---------------------------------------------------------------- the calls
 
 
+_NO_MEMORY = None, None
+
+
+def _filled(out: Sequence[Any], like: Call, x: Any, like_scale: Call, scale: Any) -> tuple[Any, Any, Any]:
+    """The results given, and new arrays for those that are not."""
+    first, second, third = out
+    return (
+        like(x) if first is None else first,
+        like_scale(scale) if second is None else second,
+        like_scale(scale) if third is None else third,
+    )
+
+
 def _training_call(
     plan: Any, like: Call, like_scale: Call, memory: Call | None, follow: Call | None, constants: dict[str, Any]
 ) -> Call:
@@ -740,17 +753,11 @@ def _training_call(
         if out is None:
             y, saved_mean, saved_inv_variance = like(x), like_scale(scale), like_scale(scale)
         else:
-            y, saved_mean, saved_inv_variance = out
-            y = like(x) if y is None else y
-            saved_mean = like_scale(scale) if saved_mean is None else saved_mean
-            saved_inv_variance = like_scale(scale) if saved_inv_variance is None else saved_inv_variance
+            y, saved_mean, saved_inv_variance = _filled(out, like, x, like_scale, scale)
         try:
-            if memory is None:
-                plan(x, scale, bias, y, running_mean, running_variance, saved_mean, saved_inv_variance)
-            else:
-                kept, workspace = memory()
-                plan(x, scale, bias, y, running_mean, running_variance, saved_mean, saved_inv_variance, workspace)
-                del kept  # returns to the stream's pool, after the call
+            # The memory returns to the stream's pool after the call.
+            _kept, workspace = _NO_MEMORY if memory is None else memory()
+            plan(x, scale, bias, y, running_mean, running_variance, saved_mean, saved_inv_variance, workspace)
         except ArgumentError as error:
             raise _renamed(error, ("y", "saved_mean", "saved_inv_variance")) from error.__cause__
         return y, saved_mean, saved_inv_variance
@@ -769,12 +776,8 @@ def _inference_call(
         y = like(x) if out is None else out
         scale, bias = ones if scale is None else scale, zeros if bias is None else bias
         try:
-            if memory is None:
-                plan(x, scale, bias, running_mean, running_variance, y)
-            else:
-                kept, workspace = memory()
-                plan(x, scale, bias, running_mean, running_variance, y, workspace)
-                del kept
+            _kept, workspace = _NO_MEMORY if memory is None else memory()
+            plan(x, scale, bias, running_mean, running_variance, y, workspace)
         except ArgumentError as error:
             raise _renamed(error, (), y="out") from error.__cause__
         return y
@@ -795,17 +798,10 @@ def _backward_call(
         if out is None:
             dx, dscale, dbias = like(x), like_scale(scale), like_scale(scale)
         else:
-            dx, dscale, dbias = out
-            dx = like(x) if dx is None else dx
-            dscale = like_scale(scale) if dscale is None else dscale
-            dbias = like_scale(scale) if dbias is None else dbias
+            dx, dscale, dbias = _filled(out, like, x, like_scale, scale)
         try:
-            if memory is None:
-                plan(x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv_variance)
-            else:
-                kept, workspace = memory()
-                plan(x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv_variance, workspace)
-                del kept
+            _kept, workspace = _NO_MEMORY if memory is None else memory()
+            plan(x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv_variance, workspace)
         except ArgumentError as error:
             raise _renamed(error, ("dx", "dscale", "dbias")) from error.__cause__
         return dx, dscale, dbias
