@@ -258,7 +258,6 @@ def reduce_backward(
 
     Parameters
     ----------
-    handle : Handle
     grad_out, input : array, one shape and dtype
         Rank 2 to 8, (N, C, ...). Axes other than 1 may be empty: the outputs are zeros then.
     mean, invstd : array, shape (C,)
@@ -272,14 +271,6 @@ def reduce_backward(
         Written where the mask is True. Masked off they may be None and are not looked at.
     averages : bool
         True: `sum_dy` and `sum_dy_xmu` get averages, the sums divided by the elements of a channel in `input`.
-    workspace
-        See the module.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        With CANN's status in the text; nothing has been written then.
-    UnsupportedError, WorkspaceError, VendorError
 
     Notes
     -----
@@ -350,21 +341,12 @@ def stats(p: Program, input: Any, eps: float, mean: Any, invstd: Any, *, workspa
 
     Parameters
     ----------
-    handle : Handle
     input : array
         Rank 2 to 8, (N, C, ...). Axes other than 1 may be empty.
     eps : float
         Finite, at least 0.
     mean, invstd : array, shape (C,), float32
         Written.
-    workspace
-        See the module.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        With CANN's status in the text; nothing has been written then.
-    UnsupportedError, WorkspaceError, VendorError
 
     Notes
     -----
@@ -411,7 +393,6 @@ def gather_stats_with_counts(
 
     Parameters
     ----------
-    handle : Handle
     input : array
         The batch; only C and that it is valid matter, its memory is not read.
     mean, invstd : array, shape (R, C)
@@ -426,14 +407,6 @@ def gather_stats_with_counts(
         Elements per channel of each rank, whole numbers. Rows of ranks with 0 have no effect, whatever they hold.
     mean_all, invstd_all : array, shape (C,)
         Written.
-    workspace
-        See the module.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        With CANN's status in the text; nothing has been written then.
-    UnsupportedError, WorkspaceError, VendorError
 
     Notes
     -----
@@ -504,7 +477,6 @@ def elemt(
 
     Parameters
     ----------
-    handle : Handle
     input : array
         Rank 2 to 8, (N, C, ...). Axes other than 1 may be empty: nothing is done then.
     weight, bias : array, shape (C,), or None
@@ -516,14 +488,6 @@ def elemt(
         for rounding; here `invstd` is used as it is.
     output : array, shape and dtype of `input`
         Written.
-    workspace
-        See the module.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        With CANN's status in the text; nothing has been written then.
-    UnsupportedError, WorkspaceError, VendorError
 
     Notes
     -----
@@ -563,7 +527,6 @@ def elemt_backward(
 
     Parameters
     ----------
-    handle : Handle
     grad_out, input : array, one shape and dtype
         Rank 2 to 8, (N, C, ...). Axes other than 1 may be empty: nothing is done then.
     mean, invstd : array, shape (C,)
@@ -578,14 +541,6 @@ def elemt_backward(
         Written.
     averages : bool
         True: `sum_dy` and `sum_dy_xmu` are averages over the elements of all ranks, so that n above is 1.
-    workspace
-        See the module.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        With CANN's status in the text; nothing has been written then.
-    UnsupportedError, WorkspaceError, VendorError
 
     Notes
     -----

@@ -86,7 +86,6 @@ def batch_normalization(
 
     Parameters
     ----------
-    handle : Handle
     input : array, rank 1 to 8
         float32 or float16.
     mean, variance, scale, bias : array, rank and dtype of `input`
@@ -101,16 +100,6 @@ def batch_normalization(
         Finite, at least 0.
     fused_activation : Activation, str or None
         A name alone means an `Activation` of that kind.
-    workspace
-        See the module.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        Naming the argument, its value and what is allowed; nothing has been written then.
-    UnsupportedError
-        The activation, or the dtype on this backend.
-    WorkspaceError, VendorError
 
     Notes
     -----
@@ -164,7 +153,6 @@ def batch_normalization_grad(
 
     Parameters
     ----------
-    handle : Handle
     input, input_gradient : array, rank 1 to 8, one shape
         float32 or float16.
     mean, variance, scale : array, rank and dtype of `input`, one shape
@@ -175,14 +163,6 @@ def batch_normalization_grad(
         Written. As in DirectML, no output is optional.
     epsilon : float
         Finite, at least 0.
-    workspace
-        See the module.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        Naming the argument, its value and what is allowed; nothing has been written then.
-    UnsupportedError, WorkspaceError, VendorError
 
     Notes
     -----
@@ -222,7 +202,6 @@ def batch_normalization_training(
 
     Parameters
     ----------
-    handle : Handle
     input : array, rank 1 to 8
         float32 or float16.
     scale, bias : array, rank and dtype of `input`, one shape
@@ -237,16 +216,6 @@ def batch_normalization_training(
         Finite, at least 0.
     fused_activation : Activation, str or None
         A name alone means an `Activation` of that kind.
-    workspace
-        See the module.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        Naming the argument, its value and what is allowed; nothing has been written then.
-    UnsupportedError
-        The activation, or the dtype on this backend.
-    WorkspaceError, VendorError
 
     Notes
     -----
@@ -315,8 +284,8 @@ batch_normalization_training_grad = alias(
         What `batch_normalization_training` returned.
     epsilon : float
         That of the forward call.
-    handle, input, input_gradient, scale, output_gradient, output_scale_gradient, output_bias_gradient, workspace
-        As in `batch_normalization_grad`, and so are the errors.
+    input, input_gradient, scale, output_gradient, output_scale_gradient, output_bias_gradient
+        As in `batch_normalization_grad`.
 
     Notes
     -----

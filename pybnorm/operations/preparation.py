@@ -16,6 +16,9 @@ MOST_PREPARED = 256
 """Kinds of operations that a handle keeps ready, those that came up last."""
 
 _P = ParamSpec("_P")
+_RAISED = """ArgumentError, ArgumentTypeError
+    Naming the argument, its value and what is allowed; nothing has been written then.
+UnsupportedError, WorkspaceError, VendorError"""
 
 
 class Recipe:
@@ -104,7 +107,7 @@ def operation(
 ) -> Callable[[Callable[Concatenate[Program, _P], None]], Callable[Concatenate[Handle, _P], None]]:
     """Make a recipe an operation: a function of a handle in place of the program.
 
-    `arrays` names the arguments that are arrays. Functions of this package get the documentation of ``axis`` and
+    `arrays` names the arguments that are arrays. Functions get the documentation of ``handle``, ``axis`` and
     ``workspace`` and of the errors that all raise; other modules keep their own `recipes` and may have a `run`.
     """
 
@@ -132,16 +135,15 @@ def _registered(
     recipe: Recipe, doc: str, recipes: dict[str, Recipe], run: Callable[..., None] | None
 ) -> Callable[..., None]:
     recipes[recipe.name] = recipe
-    module, doc = recipe.make.__module__, inspect.cleandoc(doc)
-    if recipes is RECIPES:
-        module = "pybnorm.operations"
-        head, _, notes = doc.partition("\n\nNotes\n")
-        head, _, raises = head.partition("\n\nRaises\n------\n")
-        head = head.replace("\n----------\n", "\n----------\nhandle : Handle\n", 1)
-        if "workspace" not in head:
-            head += f"\n{'axis, ' if 'axis' in recipe.names else ''}workspace\n    See the module."
-        head += f"\n\nRaises\n------\n{raises or 'ArgumentError, UnsupportedError, VendorError'}"
-        doc = f"{head}\n\nNotes\n{notes}\n"
+    ours = recipes is RECIPES
+    head, _, notes = inspect.cleandoc(doc).partition("\n\nNotes\n")
+    head, _, raises = head.partition("\n\nRaises\n------\n")
+    head = head.replace("\n----------\n", "\n----------\nhandle : Handle\n", 1)
+    if "workspace" not in head:
+        head += f"\n{'axis, ' if 'axis' in recipe.names else ''}workspace\n    See the module."
+    raises = raises or ("ArgumentError, UnsupportedError, VendorError" if ours else _RAISED)
+    doc = f"{head}\n\nRaises\n------\n{raises}\n\nNotes\n{notes}\n"
+    module = "pybnorm.operations" if ours else recipe.make.__module__
     return recipe.function(module, doc, run or perform)
 
 
