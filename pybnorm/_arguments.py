@@ -86,34 +86,22 @@ class Region(NamedTuple):
 
 def mode(value: object) -> Mode:
     """A `Mode` from itself, its number or a word."""
-    found = _lookup(_MODES, value)
-    if found is None:
-        raise ArgumentError("mode", value, _words(_MODES, value))
-    return found
+    return _member(_MODES, value, "mode")
 
 
 def operation(value: object) -> Operation:
     """An `Operation` from itself, its number or a word."""
-    found = _lookup(_OPERATIONS, value)
-    if found is None:
-        raise ArgumentError("operation", value, _words(_OPERATIONS, value))
-    return found
+    return _member(_OPERATIONS, value, "operation")
 
 
 def layout(value: object, argument: str = "layout") -> Layout:
     """A `Layout` from itself, its number or a word."""
-    found = _lookup(_LAYOUTS, value)
-    if found is None:
-        raise ArgumentError(argument, value, _words(_LAYOUTS, value))
-    return found
+    return _member(_LAYOUTS, value, argument)
 
 
 def activation_kind(value: object) -> Activation:
     """An `Activation` from itself, its number or a word."""
-    found = _lookup(_ACTIVATIONS, value)
-    if found is None:
-        raise ArgumentError("activation", value, _words(_ACTIVATIONS, value))
-    return found
+    return _member(_ACTIVATIONS, value, "activation")
 
 
 def activation(
@@ -192,6 +180,14 @@ def data_type(value: object, argument: str = "dtype") -> DataType:
 def largest(dtype: DataType) -> float:
     """The largest finite value of `dtype`."""
     return _LARGEST[dtype]
+
+
+def _member(table: dict[object, Any], value: object, argument: str) -> Any:
+    """The member of a word or a number, or an error."""
+    found = _lookup(table, value)
+    if found is None:
+        raise ArgumentError(argument, value, _words(table, value))
+    return found
 
 
 def _lookup(table: dict[object, Any], value: object) -> Any:
@@ -355,13 +351,7 @@ def algorithm(value: object, names: Collection[str], numbered: Collection[str] =
 
 def byte_count(value: object, argument: str) -> int:
     """A number of bytes."""
-    allowed = "a number of bytes, 0 or more, as an integer of 64 bits"
-    count = index(value)
-    if count is None:
-        raise ArgumentTypeError(argument, value, allowed)
-    if not 0 <= count <= POINTER_MAX:
-        raise ArgumentError(argument, value, allowed)
-    return count
+    return integer(value, argument, 0, POINTER_MAX, "a number of bytes, 0 or more, as an integer of 64 bits")
 
 
 def _address(value: object, argument: str) -> int:
