@@ -338,13 +338,10 @@ cdef void _torch_handles(int which, uint64_t *stack, void **given) noexcept nogi
 
 
 cdef bint _torch_results(
-    const _TorchTensor *x, int64_t length, int count, int64_t last, uint64_t *made, uintptr_t *addresses
+    const _TorchTensor *x, int64_t length, int count, uint64_t *made, uintptr_t *addresses
 ) noexcept nogil:
-    """Make results: one like x, two vectors of parameters as long as `length`, and a last; whether there is memory.
-
-    `last`: the bytes of the last result. -1: it is empty and has x's dtype.
-    """
-    cdef int64_t size = last if last > 0 else 0
+    """Make results: one like x, two vectors of parameters as long as `length`, and an empty one; if there is memory."""
+    cdef int64_t none = 0
     cdef int64_t one = 1
     cdef void *handle = NULL
     cdef void *address = NULL
@@ -358,8 +355,7 @@ cdef bint _torch_results(
             dtype = _torch_parameters(x)
             status = _torch.aoti_torch_empty_strided(1, &length, &one, dtype, x.device, x.index, &handle)
         else:
-            dtype = x.dtype if last == -1 else _TORCH_UINT8
-            status = _torch.aoti_torch_empty_strided(1, &size, &one, dtype, x.device, x.index, &handle)
+            status = _torch.aoti_torch_empty_strided(1, &none, &one, _TORCH_UINT8, x.device, x.index, &handle)
         if status != 0:
             _torch_free(made, i)
             return False
@@ -393,7 +389,7 @@ cdef int _torch_forward(int which, uint64_t *stack, void **handles, uint64_t *ma
     # Of one value per channel PyTorch has an error of its own, or a running variance that is not finite.
     if (vectors[2] == 0) != (vectors[3] == 0) or (count == 1 if training else vectors[2] == 0):
         return _REFUSED
-    if not _torch_results(&x, x.dims[1] if training else 0, outputs, 0, made, results):
+    if not _torch_results(&x, x.dims[1] if training else 0, outputs, made, results):
         return _REFUSED
     if training:
         _torch_key(
@@ -433,7 +429,7 @@ cdef int _torch_backward(int which, uint64_t *stack, void **handles, uint64_t *m
     for i in range(3):
         if not _torch_vector(handles[2 if i == 0 else i + 4], &x, &vectors[i]):
             return _REFUSED
-    if not _torch_results(&x, x.dims[1], 3, 0, made, results):
+    if not _torch_results(&x, x.dims[1], 3, made, results):
         return _REFUSED
     _torch_key(
         &key, PBN_OP_BACKWARD, &x, _TRAINS,

@@ -100,18 +100,8 @@ def device_for(device_type: int, device_id: int = 0) -> Device:
     array([1., 2.], dtype=float32)
     """
     device_id = _arguments.integer(device_id, "device_id")
-    device_type = _known(device_type)
-    if device_type == CPU:
-        from pybnorm.devices import cpu
-
-        return cpu.Device(device_id)
-    if device_type == CUDA:
-        from pybnorm.devices import cuda
-
-        return cuda.Device(device_id)
-    from pybnorm.devices import hip
-
-    return hip.Device(device_id)
+    device: Device = _module(device_type).Device(device_id)
+    return device
 
 
 def device_count(device_type: int) -> int:
@@ -135,16 +125,7 @@ def device_count(device_type: int) -> int:
     >>> pybnorm.devices.device_count(1)  # CPUs count as one device
     1
     """
-    device_type = _known(device_type)
-    if device_type == CPU:
-        return 1
-    if device_type == CUDA:
-        from pybnorm.devices import cuda
-
-        return cuda.device_count()
-    from pybnorm.devices import hip
-
-    return hip.device_count()
+    return int(_module(device_type).device_count())
 
 
 def driver(device_type: int) -> str:
@@ -168,21 +149,23 @@ def driver(device_type: int) -> str:
     >>> pybnorm.devices.driver(1)
     ''
     """
-    device_type = _known(device_type)
-    if device_type == CPU:
-        return ""
-    if device_type == CUDA:
-        from pybnorm.devices import cuda
-
-        return cuda.driver()
-    from pybnorm.devices import hip
-
-    return hip.driver()
+    return str(_module(device_type).driver())
 
 
-def _known(device_type: object) -> int:
+def _module(device_type: object) -> Any:
+    """The module of a kind of device, imported when one is asked for."""
     allowed = f"{CPU} (CPU), {CUDA} (CUDA) or {ROCM} (ROCm)"
     number = _arguments.integer(device_type, "device_type", CPU, ROCM, allowed)
-    if number not in (CPU, CUDA, ROCM):
-        raise ArgumentError("device_type", device_type, allowed)
-    return number
+    if number == CPU:
+        from pybnorm.devices import cpu
+
+        return cpu
+    if number == CUDA:
+        from pybnorm.devices import cuda
+
+        return cuda
+    if number == ROCM:
+        from pybnorm.devices import hip
+
+        return hip
+    raise ArgumentError("device_type", device_type, allowed)

@@ -62,6 +62,16 @@ class Device(Copying):
         return seconds
 
 
+def device_count() -> int:
+    """1: CPUs count as one device."""
+    return 1
+
+
+def driver() -> str:
+    """Empty: there is none."""
+    return ""
+
+
 def _processor() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
