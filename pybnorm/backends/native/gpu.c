@@ -46,6 +46,7 @@ typedef struct work {
     int form, vector, superrow, backward, fused, by_columns;
     unsigned used;               /* bits of the tensors that are read or written */
     unsigned shift[PLACES];      /* elements of an address past 16 bytes */
+    int64_t span[PLACES];        /* of those that are used */
     arguments args[STAGES];      /* statistics that were not saved; sums; results */
     axis_list axes;
     launch launches[MOST_LAUNCHES];
@@ -135,7 +136,7 @@ static void choose_form(work *w) {
         packed &= w->shift[t] == 0 && (p->row_axes == 0 || row == p->run);
         vector = (int)least(vector, least(divisor(row, full), least(divisor(group, full), divisor(w->shift[t], full))));
         even &= (row - step_of_rows(p, AT_X)) % full == 0 && (group - step_of_groups(p, AT_X)) % full == 0 &&
-                w->shift[t] == w->shift[AT_X];
+                w->shift[t] == w->shift[AT_X] && w->span[t] >= 2 * full; /* there is an aligned vector in it */
     }
     if (!plain)
         return;
@@ -183,12 +184,8 @@ static void set_shape(work *w) {
     for (int t = 0; t < PLACES; t++) {
         a->row[t] = step_of_rows(p, t);
         a->group[t] = step_of_groups(p, t);
-        a->span[t] = pbn_span(c->x_desc->rank, c->x_desc->dims, c->x_desc->strides);
+        a->span[t] = w->span[t];
     }
-    const pbn_tensor *const described[PLACES] = {c->x_desc, c->y_desc, w->backward ? c->dy_desc : c->z_desc, c->dx_desc, c->dz_desc};
-    for (int t = 0; t < PLACES; t++)
-        if (described[t] != NULL)
-            a->span[t] = pbn_span(described[t]->rank, described[t]->dims, described[t]->strides);
     a->rows = p->rows, a->run = p->run, a->channels = p->channels, a->count = p->count;
     a->share = a->given ? c->share : 1.0 / (double)p->count;
     a->unbiased = p->count > 1 ? (double)p->count / (double)(p->count - 1) : 1;
@@ -368,6 +365,8 @@ static int plan_results(work *w, arguments *a) {
     const gpu *g = &w->handle->device;
     const enum kernel_name name = w->form == ANY ? KERNEL_ANY_APPLY : w->by_columns ? KERNEL_COLUMN_APPLY : KERNEL_ROW_APPLY;
     int status;
+    if (name == KERNEL_COLUMN_APPLY && w->backward && w->vector == 8)
+        w->vector = 4; /* coefficients of eight columns fill the registers: few blocks would run at once */
     launch *l = add_launch(w, name, RESULTS, w->backward, w->fused, &status);
     if (l == NULL)
         return status;
@@ -490,9 +489,10 @@ static int make_work(work *w, pbn_handle *handle, const pbn_call *call, const vo
                                                 w->backward && !call->sums_only ? call->dx_desc : NULL,
                                                 w->backward ? call->dz_desc : NULL};
     for (int t = 0; t < PLACES; t++)
-        w->used |= (unsigned)(tensors[t] != NULL) << t;
-    if (w->backward && !has_residual_out(call))
-        w->used &= ~(1u << AT_Y);
+        if (tensors[t] != NULL && !(t == AT_Y && w->backward && !has_residual_out(call))) {
+            w->used |= 1u << t;
+            w->span[t] = pbn_span(tensors[t]->rank, tensors[t]->dims, tensors[t]->strides);
+        }
     choose_problem(w, tensors);
     choose_form(w);
     list_axes(w);

@@ -369,6 +369,7 @@ typedef u32 index;
 struct spot {
     i64 row, element; /* FORM 2: the index, and nothing */
     int first, end;
+    bool past; /* of what was read: it reaches past a tensor, by elements that are not the row's */
 };
 
 #if FORM == 2
@@ -400,7 +401,7 @@ static __device__ __forceinline__ i64 vector_place(const arguments &a, i64 c WIT
 }
 
 static __device__ __forceinline__ spot spot_in(const arguments &a, i64 c, i64 row, u32 w) {
-    spot at = {row, (i64)w * V, 0, V};
+    spot at = {row, (i64)w * V, 0, V, false};
 #if FORM == 0
     const int before = (int)((a.shift + (u64)(row * a.row[AT_X] + c * a.group[AT_X])) & (V - 1));
     at.element -= before;
@@ -412,7 +413,7 @@ static __device__ __forceinline__ spot spot_in(const arguments &a, i64 c, i64 ro
 
 static __device__ __forceinline__ spot spot_of(const arguments &a, i64 c, index v) {
 #if FORM == 2
-    return spot{v, 0, 0, 1};
+    return spot{v, 0, 0, 1, false};
 #else
     const u32 row = v / a.vectors;
     return spot_in(a, c, row, v - row * a.vectors);
@@ -430,18 +431,28 @@ static __device__ __forceinline__ i64 offset_at(const arguments &a, int place, i
 
 static __device__ __forceinline__ bool is_whole(const spot &at) { return FORM != 0 || at.end - at.first == V; }
 
-static __device__ __forceinline__ pack load(const arguments &a, int place, i64 c, const spot &at WITH_AXES) {
-    const i64 offset = offset_at(a, place, c, at GIVE_AXES);
-    const T *from = (const T *)a.data[place] + offset;
-    /* It is read whole where the tensor has all of it. */
-    if (is_whole(at) || (offset >= 0 && offset + V <= a.span[place]))
-        return *(const pack *)from;
+/* A branch would make each load wait for the one before: of what reaches past the tensor another vector of it is read,
+ * and mend() reads the row's elements when all loads are on their way. */
+static __device__ __forceinline__ pack load(const arguments &a, int place, i64 c, spot &at WITH_AXES) {
+    i64 offset = offset_at(a, place, c, at GIVE_AXES);
+    if (FORM == 0 && (u64)offset > (u64)(a.span[place] - V)) {
+        at.past = true;
+        offset = -a.shift & (V - 1);
+    }
+    return *(const pack *)((const T *)a.data[place] + offset);
+}
+
+static __device__ __noinline__ pack load_elements(const T *from, int first, int end) {
     pack v = {};
 #pragma unroll
     for (int i = 0; i < V; i++)
-        if (i >= at.first && i < at.end)
+        if (i >= first && i < end)
             v.e[i] = from[i];
     return v;
+}
+
+static __device__ __forceinline__ void mend(const arguments &a, int place, i64 c, const spot &at, pack &v WITH_AXES) {
+    v = load_elements((const T *)a.data[place] + offset_at(a, place, c, at GIVE_AXES), at.first, at.end);
 }
 
 static __device__ __forceinline__ void save(const arguments &a, int place, i64 c, const spot &at, const pack &v WITH_AXES) {
@@ -468,19 +479,34 @@ static __device__ __forceinline__ i64 elements_before(const arguments &a, i64 c,
 #endif
 }
 
-/* x, and dy where the activation lets it pass, from memory. */
-static __device__ __forceinline__ void read(const arguments &a, const coefficients &k, i64 c, const spot &at, pack &x,
-                                            pack &d WITH_AXES) {
+/* x and dy from memory. */
+static __device__ __forceinline__ void read(const arguments &a, i64 c, spot &at, pack &x, pack &d WITH_AXES) {
     x = load(a, AT_X, c, at GIVE_AXES);
-    if (BACKWARD) {
+    if (BACKWARD)
         d = load(a, AT_W, c, at GIVE_AXES);
-        if (FUSED && a.activation) {
-            const pack y = a.reads_y ? load(a, AT_Y, c, at GIVE_AXES) : x;
-#pragma unroll
-            for (int i = 0; i < V; i++)
-                d.e[i] = D::put(gradient_in(a, k, D::get(x.e[i]), D::get(d.e[i]), D::get(y.e[i])));
-        }
+}
+
+static __device__ __forceinline__ void mend_both(const arguments &a, i64 c, const spot &at, pack &x, pack &d WITH_AXES) {
+    mend(a, AT_X, c, at, x GIVE_AXES);
+    if (BACKWARD)
+        mend(a, AT_W, c, at, d GIVE_AXES);
+}
+
+/* dy where the activation lets it pass. */
+static __device__ __forceinline__ void pass(const arguments &a, const coefficients &k, i64 c, spot at, const pack &x,
+                                            pack &d WITH_AXES) {
+    if (!BACKWARD || !FUSED || !a.activation)
+        return;
+    pack y = x;
+    if (a.reads_y) {
+        at.past = false;
+        y = load(a, AT_Y, c, at GIVE_AXES);
+        if (at.past)
+            mend(a, AT_Y, c, at, y GIVE_AXES);
     }
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        d.e[i] = D::put(gradient_in(a, k, D::get(x.e[i]), D::get(d.e[i]), D::get(y.e[i])));
 }
 
 template <class A> static __device__ __forceinline__ void add(const spot &at, A about, const pack &x, const pack &d, A &s, A &q) {
@@ -546,7 +572,9 @@ static __device__ void part_sums(const arguments &a, const coefficients &k, i64 
         for (int i = 0; i < BATCH; i++) {
             if (v + i * step < hi) {
                 spots[i] = at.here(a, c, v + i * step);
-                read(a, k, c, spots[i], x[i], d[i] GIVE_AXES);
+                read(a, c, spots[i], x[i], d[i] GIVE_AXES);
+                if (FORM != 0)
+                    pass(a, k, c, spots[i], x[i], d[i] GIVE_AXES);
             }
             at.go(a);
         }
@@ -555,6 +583,10 @@ static __device__ void part_sums(const arguments &a, const coefficients &k, i64 
 #pragma unroll
         for (int i = 0; i < BATCH; i++)
             if (v + i * step < hi) {
+                if (spots[i].past) /* seldom: the spot is found again, as to keep it would take registers */
+                    mend_both(a, c, spot_of(a, c, v + i * step), x[i], d[i] GIVE_AXES);
+                if (FORM == 0)
+                    pass(a, k, c, spots[i], x[i], d[i] GIVE_AXES);
                 if (kept) {
                     kept[(u32)(v - lo) + i * step] = x[i];
                     if (BACKWARD)
@@ -577,9 +609,12 @@ static __device__ __forceinline__ void part_sums_again(const arguments &a, const
     s = q = 0;
 #pragma unroll 1
     for (index v = lo + threadIdx.x; v < hi; v += blockDim.x) {
-        const spot at = spot_of(a, c, v);
+        spot at = spot_of(a, c, v);
         pack x, d;
-        read(a, k, c, at, x, d GIVE_AXES);
+        read(a, c, at, x, d GIVE_AXES);
+        if (at.past)
+            mend_both(a, c, at, x, d GIVE_AXES);
+        pass(a, k, c, at, x, d GIVE_AXES);
         add<double>(at, about, x, d, s, q);
     }
 }
@@ -630,14 +665,20 @@ static __device__ coefficients start_coefficients(const arguments &a, i64 i, N &
     return k;
 }
 
-static __device__ __forceinline__ void write(const arguments &a, const coefficients &k, i64 c, const spot &at, const pack &x,
+static __device__ __forceinline__ void write(const arguments &a, const coefficients &k, i64 c, spot at, const pack &x,
                                              const pack &d WITH_AXES) {
     const int to = BACKWARD ? AT_DX : AT_Y;
     pack out, w = d, prior = x;
-    if (FUSED && a.beta != 0)
+    if (FUSED && a.beta != 0) {
         prior = load(a, to, c, at GIVE_AXES);
-    if (FUSED && !BACKWARD && a.data[AT_W])
+        if (at.past)
+            mend(a, to, c, at, prior GIVE_AXES);
+    }
+    if (FUSED && !BACKWARD && a.data[AT_W]) {
         w = load(a, AT_W, c, at GIVE_AXES);
+        if (at.past)
+            mend(a, AT_W, c, at, w GIVE_AXES);
+    }
 #pragma unroll
     for (int i = 0; i < V; i++) {
         const N e = D::get(x.e[i]), p = FUSED ? D::get(prior.e[i]) : (N)0;
@@ -743,14 +784,23 @@ extern "C" __global__ void __launch_bounds__(256) row_apply(CONSTANT arguments a
         const i64 n = quotient(r, a.channels), c = r - n * a.channels;
         const coefficients k = given_coefficients(a, c * a.group_vector);
         pack x[TURNS], d[TURNS];
+        bool past[TURNS];
 #pragma unroll
         for (int i = 0; i < TURNS; i++)
-            if (from + i * blockDim.x < a.vectors)
-                read(a, k, c, spot_in(a, c, n, from + i * blockDim.x), x[i], d[i]);
+            if (from + i * blockDim.x < a.vectors) {
+                spot at = spot_in(a, c, n, from + i * blockDim.x);
+                read(a, c, at, x[i], d[i]);
+                past[i] = at.past;
+            }
 #pragma unroll
         for (int i = 0; i < TURNS; i++)
-            if (from + i * blockDim.x < a.vectors)
-                write(a, k, c, spot_in(a, c, n, from + i * blockDim.x), x[i], d[i]);
+            if (from + i * blockDim.x < a.vectors) {
+                const spot at = spot_in(a, c, n, from + i * blockDim.x);
+                if (past[i])
+                    mend_both(a, c, at, x[i], d[i]);
+                pass(a, k, c, at, x[i], d[i]);
+                write(a, k, c, at, x[i], d[i]);
+            }
     }
 }
 #endif
@@ -762,9 +812,10 @@ extern "C" __global__ void __launch_bounds__(256) any_apply(CONSTANT arguments a
     for (i64 c = blockIdx.y; c < a.channels; c += gridDim.y) {
         const coefficients k = given_coefficients(a, vector_place(a, c GIVE_AXES));
         for (i64 v = (i64)blockIdx.x * blockDim.x + threadIdx.x; v < a.count; v += (i64)gridDim.x * blockDim.x) {
-            const spot at = spot_of(a, c, v);
+            spot at = spot_of(a, c, v);
             pack x, d;
-            read(a, k, c, at, x, d GIVE_AXES);
+            read(a, c, at, x, d GIVE_AXES);
+            pass(a, k, c, at, x, d GIVE_AXES);
             write(a, k, c, at, x, d GIVE_AXES);
         }
     }
