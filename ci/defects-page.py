@@ -16,8 +16,8 @@ def page() -> str:
         "",
         "This page lists what `pybnorm.known_defects` knows of vendor libraries. `python ci/defects-page.py` makes "
         "it of the table in `pybnorm/defects/`.",
-        "`pybnorm check --case CASE` shows a defect. `CASE,algorithm=auto` runs other calls, which avoid it. Plans "
-        "with algorithm `auto`, and all that is built on them, make these calls.",
+        "`pybnorm check --case CASE` shows a defect. `CASE,algorithm=auto` runs other calls, which avoid what is wrong "
+        "or fails. Plans with algorithm `auto`, and all that is built on them, make these calls.",
         "The vendor's entry points stay as they are: `Handle(known_defects=...)` says what they do.",
         '`Handle(known_defects="avoid_all")` also avoids what is only less exact, where something better is known.',
     ]
