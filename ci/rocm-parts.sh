@@ -1,7 +1,8 @@
 # shellcheck shell=bash disable=SC2154  # variables of those that source it
 # What is run on MIOpen, the same on the CPU (ci/rocm-rig.sh) and on a GPU (ci/rocm.sh), which source this file.
 # They define `part NAME VARIABLE=VALUE... -- COMMAND...`, which runs a command and notes its failure; $results, the
-# reports' folder as the command sees it; and $parallel and $jobs, options of pytest and of the check for several processes.
+# reports' folder as the command sees it; $parallel and $jobs, options of pytest and of the check for several processes;
+# and $calls, of chance, default 20,000.
 # HIPCPU_ variables mean nothing on a GPU.
 readonly PYTEST=(python3 -m pytest -q -p no:cacheprovider ${parallel[@]+"${parallel[@]}"})
 readonly ALONE=(python3 -m pytest -q -p no:cacheprovider) # tests that start processes of their own
@@ -12,7 +13,7 @@ miopen_parts() {
     # Every block ends at an unreadable page, to the byte.
     part 'calls and arrays, guard pages' HIPCPU_ALIGN=4 -- \
         "${PYTEST[@]}" tests/backends tests/devices -k miopen --junitxml="$results/miopen-guard.xml"
-    part 'random calls, guard pages' HIPCPU_ALIGN=4 PYBNORM_FUZZ_CALLS=20000 -- \
+    part 'random calls, guard pages' HIPCPU_ALIGN=4 PYBNORM_FUZZ_CALLS="${calls:-20000}" -- \
         "${ALONE[@]}" tests/fuzz -k miopen --junitxml="$results/miopen-fuzz.xml"
     part 'operations, layers, graphs' -- \
         "${PYTEST[@]}" tests/operations tests/layer tests/graph tests/functional tests/pytorch -k miopen --junitxml="$results/miopen-operations.xml"
