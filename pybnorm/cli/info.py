@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import click
@@ -58,13 +59,7 @@ def info(context: click.Context, json_target: str | None, as_claims: str | None,
     if as_claims is not None:
         _print_claims(as_claims, timeout)
         return
-    found: list[BackendInfo] = []
-    abilities: dict[str, list[dict[str, Any]]] = {}
-    for name in pybnorm.backends():
-        with Worker(name, timeout=timeout) as worker:
-            found.append(executors.described(name, worker.describe))
-            if found[-1].loaded:
-                abilities[name] = worker.call(_abilities, name, timeout=timeout)
+    found, abilities = _asked([Worker(name, timeout=timeout) for name in pybnorm.backends()])
     if "--json" in targets:
         backends = [
             vars(i)
@@ -86,16 +81,33 @@ def info(context: click.Context, json_target: str | None, as_claims: str | None,
             _print_absence(console, item)
 
 
+def _asked(workers: list[Worker]) -> tuple[list[BackendInfo], dict[str, list[dict[str, Any]]]]:
+    """What each backend is and can do, asked at the same time: most of it is the start of a process."""
+    with ThreadPoolExecutor(len(workers)) as threads:
+        try:
+            answers = list(threads.map(_ask, workers))
+        except BaseException:  # such as Ctrl-C: nothing waits for a library that hangs
+            for worker in workers:
+                worker.end()
+            raise
+    return [item for item, _ in answers], {item.backend: rows for item, rows in answers if item.loaded}
+
+
+def _ask(worker: Worker) -> tuple[BackendInfo, list[dict[str, Any]]]:
+    with worker:
+        item = executors.described(worker.backend, worker.describe)
+        rows = worker.call(_abilities, worker.backend, timeout=worker.timeout) if item.loaded else []
+    return item, rows
+
+
 def _print_claims(backend: str, timeout: float) -> None:
     from pybnorm.check.run import support
 
     if backend not in pybnorm.backends():
         raise click.UsageError(str(ArgumentError("--claims", backend, " | ".join(pybnorm.backends()))))
-    with Worker(backend, timeout=timeout) as worker:
-        item = executors.described(backend, worker.describe)
-        if not item.loaded:
-            raise click.ClickException(f"{backend}: {item.problem}")
-        rows = worker.call(_abilities, backend, timeout=timeout)
+    item, rows = _ask(Worker(backend, timeout=timeout))
+    if not item.loaded:
+        raise click.ClickException(f"{backend}: {item.problem}")
     source = f"{item.label} {version_text(item)}"
     output.write_json([support.recorded(rows, item.version, source)], output.standard_output())
 
