@@ -593,7 +593,7 @@ def test_a_file_may_have_other_types_and_shapes(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"x": None, "bias": None}, ("without x, bias", "x, scale, bias, running_mean, running_variance, y (or not)")),
+        ({"x": None, "bias": None}, ("without x, bias", "x, scale, bias, y (or not), running_mean, running_variance")),
         ({"gamma": np.ones(3)}, ("with gamma", "for train")),
         ({"gamma": np.ones(3), "scale": None}, ("without scale", "(what is gamma there is scale here)")),
         (

@@ -57,7 +57,7 @@ def vendors() -> Any:
 @pytest.fixture(scope="session")
 def nvidia() -> list[str]:
     """Compiler flags that find NVIDIA's headers of cuDNN, which come with its packages."""
-    abi = _load("pybnorm_test_abi", _BUILD.parents[1] / "abi" / "conftest.py")
+    abi = _load("pybnorm_test_abi", _BUILD.parents[1] / "abi" / "test_abi.py")
     return abi.AbiCheck("cudnn").includes(abi.cudnn_headers())
 
 
