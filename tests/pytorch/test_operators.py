@@ -242,6 +242,9 @@ def test_models_of_16_bits_throughout(torch, ours, device, dtype):
         rounded_once = (running.float() * 0.75 + batch * 0.25).to(kind)
         torch.ops.pybnorm.update_running(*running, *batch, 0.25)
         assert torch.equal(running, rounded_once)
+        statistics = torch.zeros(5, device=device), torch.ones(5, device=device)
+        found = torch.ops.pybnorm.batch_norm_backward(x, x, mine.weight, *statistics, 1e-5, True, [True] * 3, False, False)
+        assert [gradient.dtype for gradient in found] == [kind] * 3
 
 
 def test_a_slice_of_16_bits_between_two_words(torch, ours, device):
