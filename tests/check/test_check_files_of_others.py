@@ -239,6 +239,15 @@ def test_a_page_of_a_changed_run(tmp_path, run, monkeypatch):
                 faults.command(what, "report", file, "--html", tmp_path / "page", names="x.json")
 
 
+def test_a_name_that_utf_8_cannot_hold(tmp_path):
+    """Such as --implementation of a file whose name is in Latin-1."""
+    pytest.importorskip("matplotlib")
+    result = made_result(Status.FAIL, LINE, "k\udcff.py:K")
+    assert archive.write_outputs(tmp_path, result.backend, Problem.parse(result.case), {"y": np.zeros(3)})
+    assert "udcff" in plots.heat_map([result], [result.backend])
+    assert "udcff" in plots.strips({result.backend: [("y", 2.0, "FAIL", 0)]})
+
+
 def test_a_journal_changed_in_every_field(tmp_path, run):
     folder = tmp_path / "begun"
     with archive.Journal(folder) as journal:

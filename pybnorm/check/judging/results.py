@@ -164,7 +164,7 @@ def host_digest(name: str) -> str:
     """The name of a host in documents: a digest, so that they can be attached to tickets."""
     if _HOST.fullmatch(name):  # a digest already, read from a journal
         return name
-    return "host-" + hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
+    return "host-" + hashlib.blake2b(name.encode(errors="backslashreplace"), digest_size=4).hexdigest()
 
 
 _AS_THEY_ARE = (str, int, bool, type(None))

@@ -95,7 +95,7 @@ def strips(panels: Mapping[str, Sequence[Point]]) -> str:
                 if not good and len(own) <= LINKS:
                     drawn.set_urls([f"#case-{p[3]}" for p in own])
             axis.axhline(1, color=INK, linewidth=0.9, linestyle="--", zorder=1)
-            axis.set(yscale="log", ylim=(FLOOR / 2, CEILING * 2), xlim=(-0.5, len(outputs) - 0.5), title=title)
+            axis.set(yscale="log", ylim=(FLOOR / 2, CEILING * 2), xlim=(-0.5, len(outputs) - 0.5), title=_drawn(title))
             axis.set_xticks(range(len(outputs)), [TITLES[n] for n in outputs])
             axis.set_yticks(
                 [FLOOR, 1e-4, 1e-3, 1e-2, 0.1, 1, 10, 100, 1e3, 1e4, CEILING],
@@ -141,7 +141,7 @@ def heat_map(results: Sequence[CaseResult], backends: Sequence[str]) -> str:
                     [m[0] for m in marks], [m[1] for m in marks], 22, color="white", marker="x", zorder=4
                 )
                 drawn.set_urls([f"#case-{m[2]}" for m in marks])
-            axis.set_yticks(range(len(backends)), backends)
+            axis.set_yticks(range(len(backends)), [_drawn(name) for name in backends])
             axis.set_title(f"{word}: {cases_text(len(cases))}", loc="left")
             starts = [i for i, c in enumerate(cases) if i == 0 or c.split(",")[2] != cases[i - 1].split(",")[2]]
             axis.set_xticks(starts, [cases[i].split(",")[2] for i in starts], ha="left")
@@ -153,6 +153,11 @@ def heat_map(results: Sequence[CaseResult], backends: Sequence[str]) -> str:
         handles = [Patch(color=COLOURS[s.value], label=s.value) for s in present]
         figure.legend(handles=handles, loc="outside lower left", ncols=len(present), frameon=False, fontsize=8)
         return _svg(figure, "map", "status of each case on each backend")
+
+
+def _drawn(text: str) -> str:
+    """Text without what UTF-8 cannot hold, which fonts refuse: a file's name can be any bytes."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _order(case: str) -> tuple[int, int, int, str]:
