@@ -243,7 +243,8 @@ def test_models_of_16_bits_throughout(torch, ours, device, dtype):
         torch.ops.pybnorm.update_running(*running, *batch, 0.25)
         assert torch.equal(running, rounded_once)
         statistics = torch.zeros(5, device=device), torch.ones(5, device=device)
-        found = torch.ops.pybnorm.batch_norm_backward(x, x, mine.weight, *statistics, 1e-5, True, [True] * 3, False, False)
+        back = torch.ops.pybnorm.batch_norm_backward
+        found = back(x, x, mine.weight, *statistics, 1e-5, True, [True] * 3, False, False)
         assert [gradient.dtype for gradient in found] == [kind] * 3
 
 

@@ -98,8 +98,8 @@ def write_outputs(folder: str | os.PathLike[str], backend: str, problem: Problem
         little = array.astype(array.dtype.newbyteorder("<"), copy=False) if array.dtype.byteorder == ">" else array
         flat = np.ascontiguousarray(little).reshape(-1).view(np.uint8).reshape(-1, array.dtype.itemsize)
         members[name] = np.ascontiguousarray(flat.T)
-    name = f"{backend} {problem}".encode(errors="backslashreplace")  # a file of Python's, whose name is any bytes
-    file = f"{hashlib.blake2b(name, digest_size=16).hexdigest()}.npz"
+    line = f"{backend} {problem}".encode(errors="backslashreplace")  # a file of Python's, whose name is any bytes
+    file = f"{hashlib.blake2b(line, digest_size=16).hexdigest()}.npz"
     place = Path(folder) / OUTPUTS
     place.mkdir(parents=True, exist_ok=True)
     with (
