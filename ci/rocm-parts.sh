@@ -2,7 +2,7 @@
 # What is run on MIOpen, the same on the CPU (ci/rocm-rig.sh) and on a GPU (ci/rocm.sh), which source this file.
 # They define `part NAME VARIABLE=VALUE... -- COMMAND...`, which runs a command and notes its failure; $results, the
 # reports' folder as the command sees it; $parallel and $jobs, options of pytest and of the check for several processes;
-# and $calls, of chance, default 20,000.
+# and $calls, the number of random calls, 20,000 by default.
 # HIPCPU_ variables mean nothing on a GPU.
 readonly PYTEST=(python3 -m pytest -q -p no:cacheprovider ${parallel[@]+"${parallel[@]}"})
 readonly ALONE=(python3 -m pytest -q -p no:cacheprovider) # tests that start processes of their own

@@ -64,7 +64,7 @@ part() { # NAME VARIABLE=VALUE... -- COMMAND...
 }
 
 failed=() additional='' options=(--self-test) results=/out parallel=(-n "$(nproc)") jobs=(--jobs "$(nproc)")
-calls=8000 # of chance: a processor is slower than the GPU that it stands for
+calls=8000 # random calls: 20,000 take 3 minutes here
 . ci/rocm-parts.sh
 miopen_parts
 # What only the rig can show. Nothing runs before it is waited for:

@@ -285,6 +285,9 @@ cdef class CallList:
         if handle.table != self.table:
             self._not_ours(handle)
         self._begins(addresses, begins)
+        for i in range(self.ends[self.count - 1] if self.count else 0):  # before any call
+            if begins[self.places[i].slot] == 0:
+                raise errors.ArgumentError("addresses", addresses, "an address for each array's slot")
         lock = handle.lock
         lock.acquire()
         try:
@@ -292,8 +295,6 @@ cdef class CallList:
                 call = self.calls[i]
                 while j < self.ends[i]:
                     place = &self.places[j]
-                    if begins[place.slot] == 0:
-                        raise errors.ArgumentError("addresses", addresses, "an address for each array's slot")
                     (<uintptr_t *>(<char *>&call + place.member))[0] = begins[place.slot] + place.offset
                     j += 1
                 if call.workspace_size:

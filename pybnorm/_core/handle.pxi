@@ -24,7 +24,7 @@ cdef class _HandleLife:
     cdef readonly str backend
     cdef readonly object library
     cdef readonly object device
-    cdef str card  # what the table of defects is told of the device; empty where it is not known
+    cdef str card  # the device's name for the table of defects; empty where it is not known
     cdef str policy
     cdef str unseen  # what to say of a version that no run has seen
     cdef tuple defects  # of this library, that its entry points avoid or warn of

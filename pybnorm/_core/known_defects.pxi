@@ -96,7 +96,7 @@ cdef int _tell_once(str text) except -1:
 
 
 cdef bint _are_far(Handle handle, const pbn_call *call) except -1:
-    """Whether the statistics of a training call say that its variance has lost digits; it has waited for them then."""
+    """Say whether a training call's statistics show that its variance has lost digits; waits for them."""
     cdef bint far
     if handle.table.far_from_zero == NULL or handle.policy == "ignore" or call.saved_mean == NULL:
         return False

@@ -82,7 +82,7 @@ def info(context: click.Context, json_target: str | None, as_claims: str | None,
 
 
 def _asked(workers: list[Worker]) -> tuple[list[BackendInfo], dict[str, list[dict[str, Any]]]]:
-    """What each backend is and can do, asked at the same time: most of it is the start of a process."""
+    """Ask all backends at once what they are and can do: most of the time is the start of a process."""
     with ThreadPoolExecutor(len(workers)) as threads:
         try:
             answers = list(threads.map(_ask, workers))

@@ -40,7 +40,7 @@ class Call(NamedTuple):
     inplace: bool = False
     """Whether y is written over x, or dx over dy."""
     running: bool = True
-    """Whether training is given running statistics."""
+    """True where training is given running statistics."""
     device: str = ""
     """Its architecture, such as ``"gfx1151, wave size 32"`` or ``"compute capability 9.0"``, alone or in its name as
     `pybnorm info` says it; "": not known, and then what only certain cards have is left out."""
@@ -120,7 +120,7 @@ class Defect:
     tuned : bool
         Whether only a library that takes kernels by their times has it.
     far : bool
-        Whether it is told of where the statistics of a call itself show it: a mean far from 0.
+        Whether a warning needs the statistics of a call: a mean far from 0 shows it.
     refused : bool
         Whether calls that have it are refused, where they are made by callers: those that write over their input.
     cards : tuple of str
@@ -175,7 +175,7 @@ class Defect:
         return self.fixed is None or numbers[: len(self.fixed)] < self.fixed
 
     def on_card(self, device: str) -> bool:
-        """Whether a device has it, as `Call` describes one."""
+        """Return True where a device has it, as `Call` describes one."""
         return not self.cards or any(card in _arguments.text(device, "device") for card in self.cards)
 
 

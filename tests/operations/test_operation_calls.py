@@ -794,11 +794,15 @@ def test_a_call_list_takes_the_tensors_of_the_operation_alone(bench):
 
 def test_a_call_list_has_every_tensor_and_its_memory(bench):
     """Vendors are given what a list has, unlooked at."""
-    array = given(bench, "stats")["x"]._replace(pointer=1 << _core.SLOT_BITS)
+    real = given(bench, "stats")["x"]
+    array = real._replace(pointer=1 << _core.SLOT_BITS)
     calls = _core.CallList(bench.handle)
     values = {"mode": "spatial", "alpha": 1.0, "beta": 0.0, "epsilon": 1e-5, "exponential_average_factor": 0.1}
     with pytest.raises(ArgumentError, match=r"^arrays: got no scale, allowed: every tensor of batch_norm"):
         calls.append(bench.handle, "train", {"x": array, "y": array}, (0, 0), **values)
-    calls.append(bench.handle, "fill", {"y": array}, (0, 0), value=0.0)
+    for slot in (1, 2):
+        calls.append(bench.handle, "fill", {"y": real._replace(pointer=slot << _core.SLOT_BITS)}, (0, 0), value=7.0)
+    before = bench.device.to_numpy(real)
     with pytest.raises(ArgumentError, match=r"^addresses: .*an address for each array's slot"):
-        calls.run(bench.handle, (0, 0))
+        calls.run(bench.handle, (0, real.pointer, 0))
+    assert np.array_equal(bench.device.to_numpy(real), before), "a call was made before the refusal"

@@ -114,7 +114,7 @@ def open_session(backend: str) -> Session:
 
 
 def describe(backend: str, session: Session | None = None) -> BackendInfo:
-    """What library of `backend` this process has, by an open session if there is one. Never raises."""
+    """Say which library of `backend` this process has, by an open session if there is one; never raises."""
     if is_implementation(backend):
         return _described(backend)
     info = BackendInfo(backend, label=_core.search_spec(backend).label)
