@@ -78,7 +78,7 @@ def test_what_auto_takes_on_cudnn(handle):
         "train,f32,nhwc,64x512x28x28": "ex",
         "train,f16,nhwc,64x256x28x28,saved=0": "graph",
         "train,f64,nhwc,64x64x56x56": "spatial",
-        "backward,bf16,nhwc,64x64x56x56": "ex",
+        "backward,bf16,nhwc,64x64x56x56": "spatial",
         "backward,f32,nchw,64x64x112x112": "spatial",
         "backward,f32,nhwc,64x512x28x28,saved=0": "spatial",
         "infer,f32,nhwc,8x64x32x32": "pointwise",

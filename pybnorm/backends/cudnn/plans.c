@@ -302,6 +302,7 @@ static const char graph_why[] = "the norm graph has cuDNN's kernels for channels
 static const char fast_why[] = "spreads a channel over several blocks, but sums in fixed point: values below 1e-5 or "
                                "above 1e10 lose their digits";
 static const char spatial_why[] = "exact to rounding over any range, where persistent sums in fixed point";
+static const char gradient_why[] = "adds gradients in float32, which the Ex entry points and graphs do in coarser steps";
 
 /* With a residual backward reads what forward's algorithm left, so what another call could take is not tried. */
 static int choose_fused(pbn_plan *p, pbn_handle *handle, const pbn_call *call) {
@@ -316,6 +317,7 @@ static int choose_fused(pbn_plan *p, pbn_handle *handle, const pbn_call *call) {
 /* What "auto" takes: what is right for the call, and of that what has kernels for its layout. */
 static int choose(pbn_plan *p, pbn_handle *handle, const pbn_call *call, int fast) {
     const int inference = call->operation == PBN_OP_FORWARD_INFERENCE, last = is_channels_last(call->x_desc);
+    const int gradient = call->operation == PBN_OP_BACKWARD && last && !fast; /* cudnn-channels-last-gradients */
     int status = PBN_E_UNSUPPORTED;
     if (fuses(call))
         return choose_fused(p, handle, call);
@@ -325,11 +327,11 @@ static int choose(pbn_plan *p, pbn_handle *handle, const pbn_call *call, int fas
         status = try_algorithm(p, handle, call, "pointwise", inference_why);
     else if (fast && !inference && all_channels_first(call) && call->x_desc->dtype != PBN_FLOAT64)
         status = try_algorithm(p, handle, call, "persistent", fast_why);
-    else if (!inference && ex_has_kernels(call))
+    else if (!inference && !gradient && ex_has_kernels(call))
         status = try_algorithm(p, handle, call, "ex", ex_why);
-    if (status != PBN_OK && !inference && last)
+    if (status != PBN_OK && !inference && !gradient && last)
         status = try_algorithm(p, handle, call, "graph", graph_why);
-    return status != PBN_OK ? try_algorithm(p, handle, call, "spatial", spatial_why) : status;
+    return status != PBN_OK ? try_algorithm(p, handle, call, "spatial", gradient ? gradient_why : spatial_why) : status;
 }
 
 static int cudnn_plan_create(pbn_handle *handle, const pbn_call *call, const char *algorithm, pbn_plan **plan) {
