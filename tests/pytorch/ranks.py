@@ -79,16 +79,35 @@ def steps(module, case, size, part=slice(None), wide=False, device="cpu"):
     return found
 
 
+class Formula(torch.nn.Module):
+    """A batch norm's training by elementary operations: PyTorch's third derivatives take its statistics as constants."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+
+    def forward(self, x):
+        axes, shape = [0, *range(2, x.dim())], (1, -1, *[1] * (x.dim() - 2))
+        centred = x - x.mean(axes, keepdim=True)
+        y = centred * torch.rsqrt(centred.square().mean(axes, keepdim=True) + self.eps)
+        return y if self.weight is None else y * self.weight.view(shape) + self.bias.view(shape)
+
+
 def twice(module, case, size, part=slice(None), wide=False, device="cpu"):
-    """Second derivatives by x and the parameters, of a sum over all rows: of dx squared, and of the parameters' own."""
+    """Second derivatives by x and the parameters, of a sum over all rows: of dx squared, and of the parameters' own.
+
+    The last one is the third derivative, by x.
+    """
     x = batch(case, size, 0)[0][part]
     leaf = (x.double() if wide else x).to(device, copy=True).requires_grad_()
     leaves = [leaf, *module.parameters()]
     first = torch.autograd.grad((module(leaf) ** 3).sum(), leaves, create_graph=True)
     weights = [randn(70 + number, *one.shape).to(one) for number, one in enumerate(first[1:])]
     penalty = (first[0] ** 2).sum() + sum((one * w).sum() for one, w in zip(first[1:], weights, strict=True))
-    found = torch.autograd.grad(penalty, leaves, allow_unused=True)
-    return [torch.zeros_like(at) if one is None else one for one, at in zip(found, leaves, strict=True)]
+    found = torch.autograd.grad(penalty, leaves, allow_unused=True, create_graph=True)
+    (third,) = torch.autograd.grad((found[0] ** 2).sum(), leaf)
+    second = [torch.zeros_like(at) if one is None else one for one, at in zip(found, leaves, strict=True)]
+    return [*(one.detach() for one in second), third]
 
 
 TWICE = ("first", "last", "uneven, last", "an empty rank", "bare", "one axis")

@@ -74,8 +74,8 @@ def of(results, size):
     return results[:size]
 
 
-def near(torch, got, right, case=""):
-    tolerance = 0.06 if got.dtype == torch.bfloat16 else 2e-3 if "far" in case else 3e-5
+def near(torch, got, right, case="", tolerance=3e-5):
+    tolerance = 0.06 if got.dtype == torch.bfloat16 else 2e-3 if "far" in case else tolerance
     got, right = got.detach(), right.detach().double()
     return float((got.double() - right).abs().max()) <= tolerance * max(1.0, float(right.abs().max()))
 
@@ -190,12 +190,13 @@ def test_a_forward_that_fails_on_one_rank_is_told_when_its_counts_are_read(torch
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_second_derivative_is_that_of_the_whole_batch(torch, ranks, results, size):
+def test_second_and_third_derivatives_are_those_of_the_whole_batch(torch, ranks, results, size):
     for case in ranks.TWICE:
         module = ranks.module_of(torch.nn.BatchNorm2d if case != "one axis" else torch.nn.BatchNorm1d, case)
-        dx, *parameters = ranks.twice(module.double(), case, size, wide=True)
+        dx, *parameters, third = ranks.twice(ranks.Formula(module.double()), case, size, wide=True)
         mine = [result["twice", size, case] for result in of(results, size)]
         assert near(torch, torch.cat([m[0] for m in mine]), dx), case
+        assert near(torch, torch.cat([m[-1] for m in mine]), third, tolerance=1e-3), case
         for at, wanted in enumerate(parameters):
             assert near(torch, sum(m[1 + at] for m in mine), wanted), case
 
