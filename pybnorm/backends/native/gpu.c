@@ -247,6 +247,7 @@ static int plan_rows(work *w, arguments *a, int stage, int backward, int fused, 
     a->per = (unsigned)over(a->total, splits);
     l->cluster = (unsigned)splits;
     l->grid[0] = (unsigned)(a->channels * splits);
+    a->early = l->grid[0] <= g->multiprocessors;
     l->block[0] = (unsigned)least(resident > 2 ? 1024 / resident / 32 * 32 : 512, over(over(a->per, 4) > 1 ? over(a->per, 4) : 1, 32) * 32);
     l->shared = (unsigned)ROW_BYTES(splits);
     return PBN_OK;
@@ -314,6 +315,7 @@ static int plan_tiles(work *w, arguments *a, int stage, int backward, int fused,
     a->per = (unsigned)over(a->rows, splits);
     l->cluster = (unsigned)splits;
     l->grid[0] = (unsigned)(tiles * splits);
+    a->early = l->grid[0] <= g->multiprocessors;
     l->shared = (unsigned)(a->per * row + fixed);
     return PBN_OK;
 }
@@ -383,7 +385,8 @@ static int plan_results(work *w, arguments *a) {
                             l->block[1] * each);
         l->grid[1] = (unsigned)(a->rows > 0 ? over(a->rows, a->per) : 1);
     } else {
-        const int64_t turns = a->rows * a->channels * a->vectors > 4 * THREADS * 2 * g->multiprocessors ? 4 : 1;
+        const int64_t most = over(a->rows * a->channels * a->vectors, 2 * THREADS * g->multiprocessors);
+        const int64_t turns = most > 4 ? 4 : most > 2 ? 2 : 1; /* vectors of a thread, where enough blocks are left */
         int64_t x = THREADS;
         while (x > 4 && x / 2 * turns >= a->vectors)
             x /= 2;

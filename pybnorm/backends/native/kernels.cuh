@@ -31,6 +31,7 @@ static __device__ float half_number(unsigned short h) { return (float)__builtin_
 static __device__ unsigned short half_of(float f) { return __builtin_bit_cast(unsigned short, (_Float16)f); }
 template <class V> static __device__ V shuffle(V v, int lane) { return __shfl_xor(v, lane, 32); }
 static __device__ void store_past_cache(uint4 *to, uint4 v) { *to = v; }
+template <class V> static __device__ void store_at_once(V *to, V v) { *to = v; }
 static __device__ void after_previous() {}
 static __device__ void let_next_start() {}
 #define CLUSTERS 0
@@ -48,6 +49,7 @@ static __device__ __forceinline__ unsigned short half_of(float f) {
 }
 template <class V> static __device__ __forceinline__ V shuffle(V v, int lane) { return __shfl_xor_sync(~0u, v, lane); }
 static __device__ __forceinline__ void store_past_cache(uint4 *to, uint4 v) { __stcs(to, v); }
+template <class V> static __device__ __forceinline__ void store_at_once(V *to, V v) { __stwb(to, v); }
 #if __CUDA_ARCH__ >= 900
 #define CLUSTERS 1
 /* A launch may begin before the one in front of it, ours or another's, has ended; what that one wrote is there after
@@ -138,6 +140,10 @@ struct alignas(V * sizeof(T)) pack {
 static __device__ __forceinline__ void store(T *to, const pack &v) {
     if (sizeof(pack) == 16)
         store_past_cache((uint4 *)to, *(const uint4 *)&v);
+    else if (sizeof(pack) == 8) /* a plain store of a pack becomes one of each element */
+        store_at_once((uint2 *)to, *(const uint2 *)&v);
+    else if (sizeof(pack) == 4)
+        store_at_once((u32 *)to, *(const u32 *)&v);
     else
         *(pack *)to = v;
 }
@@ -147,8 +153,19 @@ static __device__ __forceinline__ void set_parameter(void *vector, i64 i, double
     ((P *)vector)[i] = PD::put((PD::number)value);
 }
 
-/* One path: a small call waits for the instructions that it fetches more than for the arithmetic. */
-static __device__ __forceinline__ double inverse_root(double v) { return rsqrt(v); }
+/* 1 / sqrt(v). In float32 the approximation and a step of Newton's: rsqrt of a double takes a small call's tenth. */
+static __device__ __forceinline__ N inverse_root(double v) {
+#if DTYPE != 1
+    if (v >= 1e-36 && v <= 1e36) {
+        const float f = (float)v, r = rsqrtf(f);
+        return fmaf(0.5f * r, fmaf(-f * r, r, 1.0f), r);
+    }
+#endif
+    return (N)rsqrt(v);
+}
+
+/* A division that is not needed is not waited for. */
+static __device__ __forceinline__ u32 quotient(u32 n, u32 by) { return by == 1 ? n : n < by ? 0 : n / by; }
 
 /* Division of 64 bits takes a hundred instructions: they are there once, for numbers that need it. */
 static __device__ __noinline__ i64 long_quotient(i64 n, i64 by) { return n / by; }
@@ -255,7 +272,7 @@ static __device__ void finish_forward(const arguments &a, i64 i, const before &o
                                       N &inverse) {
     const double variance = m2 * a.share;
     mu = (N)mean;
-    inverse = (N)inverse_root(variance + a.epsilon);
+    inverse = inverse_root(variance + a.epsilon);
     if (!writes)
         return;
     if (a.stats) {
@@ -292,8 +309,7 @@ static __device__ __forceinline__ N given_mean(const arguments &a, i64 i) {
 static __device__ __forceinline__ N given_inverse(const arguments &a, i64 i) {
     if (a.saved_inverse == 0)
         return ((const N *)a.stats)[a.channels + i];
-    const N v = parameter(a.saved_inverse, i);
-    return a.inverse ? v : (N)inverse_root((double)v + a.epsilon);
+    return parameter(a.saved_inverse, i);
 }
 
 static __device__ __forceinline__ coefficients affine(const arguments &a, i64 i, N mean, N inverse) {
@@ -310,18 +326,25 @@ static __device__ __forceinline__ void slope_of(const arguments &a, coefficients
     k.centre = -k.a * (sum * share);
 }
 
-/* For results alone, of statistics and sums that are there. */
-static __device__ __forceinline__ coefficients given_coefficients(const arguments &a, i64 i) {
-    const N inverse = given_inverse(a, i);
-    coefficients k = affine(a, i, given_mean(a, i), inverse);
-    if (BACKWARD) {
-        if (a.given)
-            slope_of(a, k, inverse, parameter(a.dbias, i), parameter(a.dscale, i));
-        else
-            slope_of(a, k, inverse, ((const N *)a.stats)[2 * a.channels + i], ((const N *)a.stats)[3 * a.channels + i]);
+/* For results alone, of statistics and sums that are there: all are read before one is waited for. */
+struct channel {
+    N mean, inverse, scale, bias, sum, dot; /* inverse: or the variance */
+    __device__ __forceinline__ channel(const arguments &a, i64 i) : mean(given_mean(a, i)), inverse(given_inverse(a, i)) {
+        scale = a.scale ? parameter(a.scale, i) : (N)1;
+        bias = a.bias ? parameter(a.bias, i) : (N)0;
+        if (BACKWARD) {
+            sum = a.given ? parameter(a.dbias, i) : ((const N *)a.stats)[2 * a.channels + i];
+            dot = a.given ? parameter(a.dscale, i) : ((const N *)a.stats)[3 * a.channels + i];
+        }
     }
-    return k;
-}
+    __device__ __forceinline__ coefficients found(const arguments &a) const {
+        const N r = a.inverse ? inverse : inverse_root((double)inverse + a.epsilon);
+        coefficients k = {mean, scale * r, bias, 0, 0, 0};
+        if (BACKWARD)
+            slope_of(a, k, r, sum, dot);
+        return k;
+    }
+};
 
 /* Whether sums of n terms in float32 are good: within its range, and k near enough to the mean that what cancels in
  * square - sum^2/n is less than the bound of a sum of n terms leaves. */
@@ -546,6 +569,33 @@ struct walker {
     }
 };
 
+/* One of 32 elements that are spread over a part, by lane: where it lies. */
+static __device__ __forceinline__ i64 sample_place(const arguments &a, i64 c, index lo, index hi WITH_AXES) {
+    const index v = lo + (index)((u64)(hi - lo) * (threadIdx.x & 31) / 32);
+    spot at = spot_of(a, c, v);
+#if FORM != 2
+    at.element = at.element < 0 ? 0 : at.element < a.run ? at.element : a.run - 1;
+#endif
+    return offset_at(a, AT_X, c, at GIVE_AXES);
+}
+
+/* Vectors lo to hi of channel c, lo < hi or empty, of n elements. It is made before the launch in front has ended. */
+struct part {
+    i64 c, sample;
+    index lo, hi;
+    walker at;
+    double n, share; /* 1 / n, which backward does not need */
+    __device__ __forceinline__ part(const arguments &a, i64 c, index lo, index hi WITH_AXES)
+        : c(c), sample(0), lo(lo), hi(hi), at(a, lo + threadIdx.x, blockDim.x) {
+        n = (double)(elements_before(a, c, hi) - elements_before(a, c, lo));
+        share = 0;
+        if (!BACKWARD && lo < hi) {
+            sample = sample_place(a, c, lo, hi GIVE_AXES);
+            share = 1 / n;
+        }
+    }
+};
+
 /* The mean of all lanes' values; 0 where that is not finite. */
 static __device__ N mean_of_warp(N k) {
     k *= (N)(1.0 / 32);
@@ -554,14 +604,15 @@ static __device__ N mean_of_warp(N k) {
     return fabs(k) <= (N)1e37 || DTYPE == 1 ? k : (N)0;
 }
 
-/* Sums of vectors lo to hi of a channel, lo < hi, about a value that is near the mean of `sample` of all lanes (of x),
+/* Sums of a part that is not empty, about a value that is near the mean of `sample` of all lanes (of x),
  * or `about` (of dy). The first loads wait for nothing. x and d go to `kept` where there is one. */
-static __device__ void part_sums(const arguments &a, const coefficients &k, i64 c, index lo, index hi, N sample, N &about,
-                                 pack *kept, u32 per, double &s, double &q WITH_AXES) {
+static __device__ void part_sums(const arguments &a, const coefficients &k, const part &of, N sample, N &about, pack *kept,
+                                 u32 per, double &s, double &q WITH_AXES) {
     enum { BATCH = FORM == 2 ? 1 : FORM == 0 && BACKWARD ? 2 : 4 };
-    const index step = blockDim.x;
+    const i64 c = of.c;
+    const index lo = of.lo, hi = of.hi, step = blockDim.x;
     index v = lo + threadIdx.x;
-    walker at(a, v, step);
+    walker at = of.at;
     N s1 = 0, q1 = 0;
     int batches = 0;
     s = q = 0;
@@ -619,37 +670,29 @@ static __device__ __forceinline__ void part_sums_again(const arguments &a, const
     }
 }
 
-/* One of 32 elements that are spread over the part, by lane. */
-static __device__ N sample_of(const arguments &a, i64 c, index lo, index hi WITH_AXES) {
-    const index v = lo + (index)((u64)(hi - lo) * (threadIdx.x & 31) / 32);
-    spot at = spot_of(a, c, v);
-#if FORM != 2
-    at.element = at.element < 0 ? 0 : at.element < a.run ? at.element : a.run - 1;
-#endif
-    return D::get(((const T *)a.data[AT_X])[offset_at(a, AT_X, c, at GIVE_AXES)]);
-}
-
 /* A part's record, from one pass over its memory; every thread has it. */
-static __device__ record sum_part(const arguments &a, const coefficients &k, i64 c, index lo, index hi, pack *kept, u32 per,
+static __device__ record sum_part(const arguments &a, const coefficients &k, const part &of, pack *kept, u32 per,
                                   double *shared WITH_AXES) {
+    const i64 c = of.c;
+    const index lo = of.lo, hi = of.hi;
     record r = {0, 0, 0};
     if (lo >= hi)
         return r;
     N about = k.mean;
     double s, q;
-    const N sample = BACKWARD ? (N)0 : sample_of(a, c, lo, hi GIVE_AXES);
-    part_sums(a, k, c, lo, hi, sample, about, kept, per, s, q GIVE_AXES);
+    const N sample = BACKWARD ? (N)0 : D::get(((const T *)a.data[AT_X])[of.sample]);
+    part_sums(a, k, of, sample, about, kept, per, s, q GIVE_AXES);
     block_sum(s, q, shared);
-    r.n = (double)(elements_before(a, c, hi) - elements_before(a, c, lo));
+    r.n = of.n;
     double from = about;
     if (!is_held(s, q, r.n)) { /* the same of every thread */
         if (!BACKWARD && fabs(s) <= 1e300)
-            from += s / r.n;
+            from += s * of.share;
         __syncthreads();
         part_sums_again(a, k, c, lo, hi, from, s, q GIVE_AXES);
         block_sum(s, q, shared);
     }
-    const double shift = BACKWARD ? 0 : s / r.n;
+    const double shift = s * of.share;
     r.first = BACKWARD ? s : from + shift;
     r.second = BACKWARD ? q : q - s * shift;
     return r;
@@ -699,17 +742,18 @@ extern "C" __global__ void __launch_bounds__(512, 2) rows(CONSTANT arguments a) 
     __shared__ record mine;
     __shared__ coefficients found;
     pack *kept = (pack *)memory;
-    after_previous();
     const u32 c = blockIdx.x / a.splits, j = blockIdx.x % a.splits;
     const u32 lo = min(j * a.per, a.total), hi = min(lo + a.per, a.total);
     const i64 i = c * a.group_vector;
+    const part of(a, c, lo, hi);
+    after_previous();
     N inverse;
     coefficients k = start_coefficients(a, i, inverse);
     const before old(a, i, !BACKWARD && threadIdx.x == 0);
-    const record part = sum_part(a, k, c, lo, hi, kept, a.per, shared);
+    const record sums = sum_part(a, k, of, kept, a.per, shared);
     if (a.splits > 1) {
         if (threadIdx.x == 0)
-            mine = part;
+            mine = sums;
         cluster_arrive(); /* it orders this block's threads, too: `shared` is free then */
         cluster_wait();
         if (threadIdx.x < a.splits) {
@@ -721,19 +765,20 @@ extern "C" __global__ void __launch_bounds__(512, 2) rows(CONSTANT arguments a) 
         __syncthreads();
     }
     if (threadIdx.x == 0) {
-        combined all(a.splits > 1 ? shared[0] : part.first);
-        if (a.splits > 1)
+        double first = sums.first, second = sums.second;
+        if (a.splits > 1) {
+            combined all(shared[0]);
             for (u32 z = 0; z < a.splits; z++)
                 all.add(shared[3 * z], shared[3 * z + 1], shared[3 * z + 2]);
-        else
-            all.add(part.first, part.second, part.n);
+            first = all.first(a.share), second = all.second(a.share);
+        }
         if (BACKWARD) {
             if (j == 0)
-                finish_backward(a, i, all.first(a.share), all.second(a.share), inverse);
-            slope_of(a, k, inverse, (N)all.first(a.share), (N)all.second(a.share));
+                finish_backward(a, i, first, second, inverse);
+            slope_of(a, k, inverse, (N)first, (N)second);
         } else {
             N mean;
-            finish_forward(a, i, old, all.first(a.share), all.second(a.share), j == 0, mean, inverse);
+            finish_forward(a, i, old, first, fmax(second, second - second), j == 0, mean, inverse);
             k = coefficients{mean, old.scale * inverse, old.bias, 0, 0, 0};
         }
         found = k;
@@ -764,9 +809,9 @@ extern "C" __global__ void __launch_bounds__(512) row_sums(CONSTANT arguments a 
         const index lo = min(j * (index)a.per, total), hi = min(lo + (index)a.per, total);
         N inverse;
         const coefficients k = start_coefficients(a, vector_place(a, c GIVE_AXES), inverse);
-        const record part = sum_part(a, k, c, lo, hi, 0, 0, shared GIVE_AXES);
+        const record sums = sum_part(a, k, part(a, c, lo, hi GIVE_AXES), 0, 0, shared GIVE_AXES);
         if (threadIdx.x == 0)
-            ((record *)a.parts)[c * a.splits + j] = part;
+            ((record *)a.parts)[c * a.splits + j] = sums;
         __syncthreads();
     }
 }
@@ -776,13 +821,13 @@ extern "C" __global__ void __launch_bounds__(512) row_sums(CONSTANT arguments a 
 /* Threads lie along a row, and over several of them where rows are short. */
 extern "C" __global__ void __launch_bounds__(256) row_apply(CONSTANT arguments a) {
     enum { TURNS = 4 };
-    after_previous();
-    let_next_start();
     const i64 rows = a.rows * a.channels;
     const u32 from = blockIdx.y * blockDim.x * TURNS + threadIdx.x;
-    for (i64 r = (i64)blockIdx.x * blockDim.y + threadIdx.y; r < rows; r += (i64)gridDim.x * blockDim.y) {
-        const i64 n = quotient(r, a.channels), c = r - n * a.channels;
-        const coefficients k = given_coefficients(a, c * a.group_vector);
+    i64 r = (i64)blockIdx.x * blockDim.y + threadIdx.y, n = quotient(r, a.channels), c = r - n * a.channels;
+    after_previous();
+    let_next_start();
+    for (; r < rows; r += (i64)gridDim.x * blockDim.y, n = quotient(r, a.channels), c = r - n * a.channels) {
+        const channel of(a, c * a.group_vector);
         pack x[TURNS], d[TURNS];
         bool past[TURNS];
 #pragma unroll
@@ -792,6 +837,7 @@ extern "C" __global__ void __launch_bounds__(256) row_apply(CONSTANT arguments a
                 read(a, c, at, x[i], d[i]);
                 past[i] = at.past;
             }
+        const coefficients k = of.found(a);
 #pragma unroll
         for (int i = 0; i < TURNS; i++)
             if (from + i * blockDim.x < a.vectors) {
@@ -810,7 +856,7 @@ extern "C" __global__ void __launch_bounds__(256) any_apply(CONSTANT arguments a
     after_previous();
     let_next_start();
     for (i64 c = blockIdx.y; c < a.channels; c += gridDim.y) {
-        const coefficients k = given_coefficients(a, vector_place(a, c GIVE_AXES));
+        const coefficients k = channel(a, vector_place(a, c GIVE_AXES)).found(a);
         for (i64 v = (i64)blockIdx.x * blockDim.x + threadIdx.x; v < a.count; v += (i64)gridDim.x * blockDim.x) {
             spot at = spot_of(a, c, v);
             pack x, d;
@@ -827,12 +873,12 @@ extern "C" __global__ void __launch_bounds__(256) any_apply(CONSTANT arguments a
 #if defined(KERNEL_tiles) || defined(KERNEL_column_sums) || defined(KERNEL_column_apply)
 /* Column u, of those of all groups: its place in a tensor's row, and in the vectors of parameters. */
 static __device__ __forceinline__ i64 column_place(const arguments &a, int place, u32 u) {
-    const u32 group = u / (u32)a.run;
+    const u32 group = quotient(u, (u32)a.run);
     return group * a.group[place] + (u - group * (u32)a.run);
 }
 static __device__ __forceinline__ i64 column_vector(const arguments &a, u32 u) {
-    const u32 group = u / (u32)a.run, w = u - group * (u32)a.run;
-    return group * a.group_vector + w / (u32)a.repeat * a.vector_step;
+    const u32 group = quotient(u, (u32)a.run), w = u - group * (u32)a.run;
+    return group * a.group_vector + quotient(w, (u32)a.repeat) * a.vector_step;
 }
 
 struct column_reader { /* a thread's vector of columns */
@@ -920,7 +966,7 @@ static __device__ __forceinline__ tile make_tile(uint4 *memory, const arguments 
 }
 
 /* A column's coefficients are computed by one thread of the block. */
-static __device__ __forceinline__ void find_coefficients(const arguments &a, const tile &t) {
+static __device__ __forceinline__ void find_coefficients(const arguments &a, const tile &t, column_reader &in, bool has) {
     if (!BACKWARD)
         return;
     for (u32 c = threadIdx.y * blockDim.x + threadIdx.x; c < t.columns; c += blockDim.x * blockDim.y) {
@@ -928,6 +974,10 @@ static __device__ __forceinline__ void find_coefficients(const arguments &a, con
         t.found[c] = affine(a, at, given_mean(a, at), given_inverse(a, at));
     }
     __syncthreads();
+    if (has)
+#pragma unroll
+        for (int i = 0; i < V; i++)
+            in.k[i] = t.found[threadIdx.x * V + i];
 }
 
 static __device__ __forceinline__ column_reader make_reader(const arguments &a, const tile &t, bool has) {
@@ -939,9 +989,6 @@ static __device__ __forceinline__ column_reader make_reader(const arguments &a, 
     if (BACKWARD) {
         in.w = (const T *)a.data[AT_W] + column_place(a, AT_W, u);
         in.y = FUSED && a.reads_y ? (const T *)a.data[AT_Y] + column_place(a, AT_Y, u) : 0;
-#pragma unroll
-        for (int i = 0; i < V; i++)
-            in.k[i] = t.found[threadIdx.x * V + i];
     }
     return in;
 }
@@ -975,8 +1022,9 @@ static __device__ __forceinline__ void near_columns(const tile &t, u32 rows, boo
 }
 
 /* A thread's sums are of at most 64 rows, and those of at most 64 such sums, about t.found's means: those of the first
- * rows read, forward. Returns whether some column's sums are no good. */
-static __device__ bool column_sums_of(const arguments &a, const tile &t, const column_reader &in, i64 lo, i64 hi, bool has) {
+ * rows read, forward. `share` is 1 over the number of rows, 0 in backward. Returns whether some column's sums are no good. */
+static __device__ bool column_sums_of(const arguments &a, const tile &t, const column_reader &in, i64 lo, i64 hi, bool has,
+                                      double share) {
     enum { BATCH = BACKWARD ? 2 : 4 };
     const u32 step = blockDim.y, id = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
     N s[V], q[V], s1[V], q1[V], about[V];
@@ -1041,21 +1089,22 @@ static __device__ bool column_sums_of(const arguments &a, const tile &t, const c
     bool bad = false;
     for (u32 c = id; c < t.columns; c += threads) {
         double sum = 0, square = 0;
-        const double n = (double)(hi - lo), shift = BACKWARD ? 0 : 1 / n;
+        const double n = (double)(hi - lo);
 #pragma unroll 4
         for (u32 y = 0; y < lines; y++) {
             sum += (double)pairs[y * t.width + c].s;
             square += (double)pairs[y * t.width + c].q;
         }
         bad |= !is_held(sum, square, n);
-        t.records[c] = record{BACKWARD ? sum : t.found[c].mean + sum * shift, square - sum * (sum * shift), n};
+        t.records[c] = record{BACKWARD ? sum : t.found[c].mean + sum * share, square - sum * (sum * share), n};
     }
     return bad;
 }
 
 /* The same in double, about the means that the records of a first turn tell. It is seldom needed: small code counts. */
 static __device__ __noinline__ void column_sums_again(const arguments &a, const tile t, i64 lo, i64 hi, bool has) {
-    const column_reader in = make_reader(a, t, has);
+    column_reader in = make_reader(a, t, has);
+    find_coefficients(a, t, in, has);
     double *pairs = (double *)t.pairs;
     const u32 step = blockDim.y, line = threadIdx.y * blockDim.x + threadIdx.x;
 #pragma unroll 1
@@ -1090,8 +1139,9 @@ static __device__ __noinline__ void column_sums_again(const arguments &a, const 
 }
 
 /* Records of all columns of a tile, over rows lo to hi. */
-static __device__ void sum_tile(const arguments &a, const tile &t, const column_reader &in, i64 lo, i64 hi, bool has) {
-    if (__syncthreads_or(column_sums_of(a, t, in, lo, hi, has)))
+static __device__ void sum_tile(const arguments &a, const tile &t, const column_reader &in, i64 lo, i64 hi, bool has,
+                                double share) {
+    if (__syncthreads_or(column_sums_of(a, t, in, lo, hi, has, share)))
         column_sums_again(a, t, lo, hi, has);
 }
 
@@ -1121,19 +1171,23 @@ static __device__ void combine_columns(const tile &t, u32 repeat, u32 lo, u32 hi
 /* A tile of columns is one cluster's, a part of its rows one block's, which keeps them. */
 extern "C" __global__ void __launch_bounds__(256, 2) tiles(CONSTANT arguments a) {
     extern __shared__ uint4 memory[];
-    after_previous();
     const u32 j = blockIdx.x % a.splits, id = threadIdx.y * blockDim.x + threadIdx.x;
     const tile t = make_tile(memory, a, blockIdx.x / a.splits);
     const u32 u = t.first + threadIdx.x * V;
     const bool has = u < a.columns;
     const u32 lo = min(j * a.per, (u32)a.rows), hi = min(lo + a.per, (u32)a.rows);
-    find_coefficients(a, t);
-    const column_reader in = make_reader(a, t, has);
     const u32 repeat = (u32)a.repeat;
-    const bool first = !BACKWARD && id < t.columns / repeat;
-    before old(a, first ? column_vector(a, t.first + id * repeat) : 0, first);
+    const bool first = !BACKWARD && id < quotient(t.columns, repeat);
+    const i64 of = first ? column_vector(a, t.first + id * repeat) : 0;
+    column_reader in = make_reader(a, t, has);
+    const double share = BACKWARD || lo >= hi ? 0 : 1.0 / (hi - lo);
+    after_previous();
+    if (a.early)
+        let_next_start();
+    find_coefficients(a, t, in, has);
+    before old(a, of, first);
     if (lo < hi)
-        sum_tile(a, t, in, lo, hi, has);
+        sum_tile(a, t, in, lo, hi, has, share);
     else {
         for (u32 c = id; c < t.width; c += blockDim.x * blockDim.y)
             t.records[c] = record{0, 0, 0};
@@ -1207,16 +1261,17 @@ extern "C" __global__ void __launch_bounds__(256, 2) tiles(CONSTANT arguments a)
 #ifdef KERNEL_column_sums
 extern "C" __global__ void __launch_bounds__(256, V < 8 ? 4 : 3) column_sums(CONSTANT arguments a) {
     extern __shared__ uint4 memory[];
-    after_previous();
-    let_next_start();
     const u32 id = threadIdx.y * blockDim.x + threadIdx.x;
     const tile t = make_tile(memory, a, blockIdx.x);
     const u32 u = t.first + threadIdx.x * V;
     const bool has = u < a.columns;
     const i64 lo = (i64)blockIdx.y * a.per, hi = min(lo + (i64)a.per, a.rows);
-    find_coefficients(a, t);
-    const column_reader in = make_reader(a, t, has);
-    sum_tile(a, t, in, lo, hi, has);
+    column_reader in = make_reader(a, t, has);
+    const double share = BACKWARD ? 0 : 1.0 / (double)(hi - lo);
+    after_previous();
+    let_next_start();
+    find_coefficients(a, t, in, has);
+    sum_tile(a, t, in, lo, hi, has, share);
     for (u32 c = id; c < t.columns; c += blockDim.x * blockDim.y)
         ((record *)a.parts)[(i64)blockIdx.y * a.columns + t.first + c] = t.records[c];
 }
@@ -1227,8 +1282,6 @@ extern "C" __global__ void __launch_bounds__(256, V < 8 ? 4 : 3) column_sums(CON
 extern "C" __global__ void __launch_bounds__(256) column_apply(CONSTANT arguments a) {
     enum { TURNS = BACKWARD ? 2 : 4 };
     __shared__ __align__(16) N found[6][32 * V];
-    after_previous();
-    let_next_start();
     const u32 first = blockIdx.x * blockDim.x * V, u = first + threadIdx.x * V, step = blockDim.y;
     const i64 end = u < a.columns ? min((i64)(blockIdx.y + 1) * a.per, a.rows) : 0;
     i64 r = (i64)blockIdx.y * a.per + threadIdx.y;
@@ -1242,15 +1295,20 @@ extern "C" __global__ void __launch_bounds__(256) column_apply(CONSTANT argument
 #define READ_TURN                                                                                                      \
     _Pragma("unroll") for (int i = 0; i < TURNS; i++) if (r + i * step < end)                                          \
         in.read(a, a.rows - 1 - r - i * step, x[i], d[i])
+    u32 n = threadIdx.y * blockDim.x + threadIdx.x;
+    i64 of = n < blockDim.x * V && first + n < a.columns ? column_vector(a, first + n) : -1;
+    after_previous();
+    let_next_start();
     const bool early = !FUSED && a.per <= TURNS * step; /* a single turn; an activation's gradient needs coefficients */
     if (early)
         READ_TURN;
-    for (u32 n = threadIdx.y * blockDim.x + threadIdx.x; n < blockDim.x * V && first + n < a.columns;
-         n += blockDim.x * blockDim.y) {
-        const coefficients k = given_coefficients(a, column_vector(a, first + n));
+    while (of >= 0) {
+        const coefficients k = channel(a, of).found(a);
         found[0][n] = k.mean, found[1][n] = k.a, found[2][n] = k.b;
         if (BACKWARD)
             found[3][n] = k.slope, found[4][n] = k.centre, found[5][n] = k.inverse;
+        n += blockDim.x * blockDim.y;
+        of = n < blockDim.x * V && first + n < a.columns ? column_vector(a, first + n) : -1;
     }
     __syncthreads();
     if (u >= a.columns)
