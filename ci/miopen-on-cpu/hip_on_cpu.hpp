@@ -1,7 +1,8 @@
-// HIP C++ for one CPU thread, as far as libMIOpen's kernels need it. hipstub.sh puts this in front of a kernel's source;
+// HIP C++ for one CPU thread, as far as libMIOpen's kernels and native's need it. hipstub.sh puts this in front of a kernel's source;
 // hipcpu.c loads the result and calls `run`. A work group's items are coroutines: each runs until its next barrier, and
 // one that has ended is waited for by none, as on an AMD GPU (in OpenCL, all items must come to a barrier).
 #pragma once
+#define __HIP__ 1
 
 using uint = unsigned;
 using ushort = unsigned short;
@@ -38,6 +39,8 @@ HIPCPU_MAKE(float) HIPCPU_MAKE(ushort) HIPCPU_MAKE(int) HIPCPU_MAKE(uint)
 #define __global__ hipcpu_kernel_mark
 #define __launch_bounds__(...)
 #define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
+#define __align__(n) __attribute__((aligned(n)))
 #define __shared__ static __attribute__((section("hipcpu_lds")))
 
 #define HIPCPU_1(name, suffix)                                                  \
@@ -60,6 +63,10 @@ inline int max(int a, int b) { return a > b ? a : b; }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline uint max(uint a, uint b) { return a > b ? a : b; }
 inline uint min(uint a, uint b) { return a < b ? a : b; }
+inline long long min(long long a, long long b) { return a < b ? a : b; }
+inline float sqrtf(float a) { return __builtin_sqrtf(a); }
+inline uint __float_as_uint(float f) { return __builtin_bit_cast(uint, f); }
+inline float __uint_as_float(uint n) { return __builtin_bit_cast(float, n); }
 
 extern "C" {
 int _setjmp(void **) __attribute__((returns_twice));
@@ -77,19 +84,49 @@ struct index {
 };
 inline index thread, block, block_size, grid_size, full_size, total;
 
+enum wait { NONE, WAVE, GROUP }; // for all items of 32 lanes, or of the group, that have not ended
 struct item {
     void *state[64]; // a jmp_buf is smaller
     index at;
     bool started, ended;
+    wait waits;
+    uint turn, ors;  // shuffles, and calls of __syncthreads_or
+    uint lane[2][2]; // given to a shuffle, in turn: an item is at most one shuffle ahead of its wave
 };
+inline item items[1024];
 inline item *current;
+inline size_t count; // items of the group
 inline void *back[64];
+inline int any[3]; // of __syncthreads_or, in turn: the last, which some may read yet, this one, and the next, which is 0
+inline char *dynamic; // local memory whose size the launch gives
 
 // The item's turn ends.
-__attribute__((noinline)) inline void pause() {
+__attribute__((noinline)) inline void pause(wait what) {
+    current->waits = what;
     if (_setjmp(current->state) == 0)
         _longjmp(back, 1);
     thread = current->at;
+}
+
+// Those go on for whom all that they wait for have come; false where none can: some lanes of a wave wait at a barrier, or
+// took another branch, where others shuffle.
+inline bool release() {
+    bool whole = true, some = false;
+    for (size_t wave = 0; wave < count; wave += 32) {
+        const size_t end = wave + 32 < count ? wave + 32 : count;
+        bool all = true;
+        for (size_t i = wave; i < end; i++) {
+            all = all && (items[i].ended || items[i].waits == WAVE);
+            whole = whole && (items[i].ended || items[i].waits == GROUP);
+        }
+        for (size_t i = wave; i < end && all; i++) {
+            some = some || !items[i].ended;
+            items[i].waits = NONE;
+        }
+    }
+    for (size_t i = 0; i < count && whole; i++)
+        items[i].waits = NONE;
+    return some || whole;
 }
 
 struct argument {
@@ -101,9 +138,10 @@ struct argument {
 struct kernel {
     size_t count;
     const argument *arguments;
-    // global, local: work items. begin: starts a function on a stack, and does not return. 0 where local memory was left.
+    // global, local: work items. begin: starts a function on a stack, and does not return. dynamic: local memory of `bytes`.
+    // 0 where local memory was left, -1 where lanes of a wave part ways at a shuffle.
     int (*run)(void *const *values, const size_t global[3], const size_t local[3], void *const *stacks,
-               void (*begin)(void *stack, void (*function)()));
+               void (*begin)(void *stack, void (*function)()), char *dynamic, size_t bytes);
     size_t (*lds)(); // bytes of local memory, of all kernels of one source
     char *lds_end;   // a page that may be made unreadable, or the end of nothing
 };
@@ -151,7 +189,7 @@ inline void item_main() {
         thread = current->at;
         body();
         current->ended = true;
-        pause();
+        pause(NONE);
     }
 }
 
@@ -193,8 +231,7 @@ struct work<F> {
     static void one() { call<F>(F, typename make_indices<sizeof...(A)>::type{}); }
 
     static int run(void *const *values, const size_t global[3], const size_t local[3], void *const *stacks,
-                   void (*begin)(void *, void (*)())) {
-        static item items[1024];
+                   void (*begin)(void *, void (*)()), char *memory, size_t bytes) {
         size_t groups[3], g[3], room = local[0] * local[1] * local[2];
         for (int d = 0; d < 3; d++)
             groups[d] = (global[d] + local[d] - 1) / local[d];
@@ -203,6 +240,7 @@ struct work<F> {
         total = {(uint)global[0], (uint)global[1], (uint)global[2]};
         body = one;
         body_values = values;
+        dynamic = memory;
         for (size_t i = 0; i < room; i++)
             items[i].started = false;
         for (g[2] = 0; g[2] < groups[2]; g[2]++)
@@ -215,18 +253,24 @@ struct work<F> {
                     }
                     block = {(uint)g[0], (uint)g[1], (uint)g[2]};
                     block_size = {size[0], size[1], size[2]};
-                    size_t count = 0, live;
+                    size_t live;
+                    count = 0;
                     for (uint z = 0; z < size[2]; z++)
                         for (uint y = 0; y < size[1]; y++)
                             for (uint x = 0; x < size[0]; x++) {
                                 items[count].at = {x, y, z};
+                                items[count].waits = NONE;
+                                items[count].turn = items[count].ors = 0;
                                 items[count++].ended = false;
                             }
                     lds_fill();
+                    memset(dynamic, 0xFF, bytes);
+                    any[0] = any[1] = any[2] = 0;
                     do {
                         live = 0;
                         for (size_t i = 0; i < count; i++) {
-                            if (items[i].ended)
+                            live += !items[i].ended;
+                            if (items[i].ended || items[i].waits != NONE)
                                 continue;
                             current = &items[i];
                             if (_setjmp(back) == 0) {
@@ -235,8 +279,9 @@ struct work<F> {
                                 current->started = true;
                                 begin(stacks[i], item_main);
                             }
-                            live += !current->ended;
                         }
+                        if (live > 0 && !release())
+                            return -1;
                     } while (live > 0);
                     if (!lds_kept())
                         return 0;
@@ -259,10 +304,35 @@ extern "C" inline __attribute__((used)) size_t hipcpu_index(uint what, uint d) {
     auto at = [d](const index &i) -> size_t { return d == 0 ? i.x : d == 1 ? i.y : i.z; };
     return what == 4 ? at(block) * at(full_size) + at(thread) : at(*values[what]);
 }
-extern "C" inline __attribute__((used)) void hipcpu_barrier() { hipcpu::pause(); }
+extern "C" inline __attribute__((used)) void hipcpu_barrier() { hipcpu::pause(hipcpu::GROUP); }
 
 #define threadIdx hipcpu::thread
 #define blockIdx hipcpu::block
 #define blockDim hipcpu::block_size
 #define gridDim hipcpu::grid_size
-inline void __syncthreads() { hipcpu::pause(); }
+inline void __syncthreads() { hipcpu::pause(hipcpu::GROUP); }
+inline int __syncthreads_or(int predicate) {
+    using namespace hipcpu;
+    const uint turn = current->ors++;
+    any[turn % 3] |= predicate != 0;
+    any[(turn + 1) % 3] = 0;
+    pause(GROUP);
+    return any[turn % 3];
+}
+
+// Of 32 lanes at most, all of which come to it. Of a lane that is not there or has ended the value is NaN.
+template <class T>
+inline T __shfl_xor(T value, int mask, int width) {
+    using namespace hipcpu;
+    static_assert(sizeof(T) <= sizeof items->lane[0], "a word or two");
+    item *own = current;
+    const size_t number = (size_t)(own - items), other = number ^ (size_t)mask;
+    const uint turn = own->turn++ & 1;
+    __builtin_memcpy(own->lane[turn], &value, sizeof value);
+    pause(WAVE);
+    if (width > 32 || other / (size_t)width != number / (size_t)width || other >= count || items[other].ended)
+        memset(&value, 0xFF, sizeof value);
+    else
+        __builtin_memcpy(&value, items[other].lane[turn], sizeof value);
+    return value;
+}

@@ -75,7 +75,7 @@ struct op {
     struct event *event;   /* MARK */
     struct kernel *kernel; /* LAUNCH */
     char *arguments;
-    size_t global[3], local[3];
+    size_t global[3], local[3], shared;
 };
 
 /* Holds a reference each: the handle, every dep, every event recorded in it. */
@@ -110,7 +110,7 @@ struct native {
         int is_pointer;
     } *arguments;
     int (*run)(void *const *values, const size_t global[3], const size_t local[3], void *const *stacks,
-               void (*begin)(void *stack, void (*function)(void)));
+               void (*begin)(void *stack, void (*function)(void)), char *dynamic, size_t bytes);
     size_t (*lds)(void);
     char *lds_end;
 };
@@ -248,15 +248,18 @@ static void unmap(struct block *b) {
 /* The work items of a native kernel's group are coroutines, each on a stack of its own above an unreadable page. */
 #define STACK ((size_t)64 << 10)
 static void *stacks[MAX_BLOCK];
+static char *dynamic_end; /* of LDS bytes of local memory whose size a launch gives; then an unreadable page */
 static char *lds_guard; /* of the kernel that runs: the page after its local memory, for the message about a fault */
 static size_t lds_size;
 
 static int make_stacks(void) {
     if (stacks[0] != NULL)
         return 1;
-    char *p = mmap(NULL, MAX_BLOCK * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *p = mmap(NULL, MAX_BLOCK * STACK + LDS + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)
         return 0;
+    dynamic_end = p + MAX_BLOCK * STACK + LDS;
+    mprotect(dynamic_end, page, PROT_NONE);
     for (size_t i = 0; i < MAX_BLOCK; i++) {
         stacks[i] = p + i * STACK;
         mprotect(stacks[i], page, PROT_NONE);
@@ -285,12 +288,20 @@ static hipError_t run_native(const struct op *o) {
         values[i] = o->arguments + k->arguments[i].offset;
     lds_guard = k->native->lds_end;
     lds_size = k->native->lds();
-    int kept = k->native->run(values, o->global, o->local, stacks, begin_on);
+    const size_t dynamic = (o->shared + 15) / 16 * 16;
+    if (dynamic > 0) {
+        lds_guard = dynamic_end;
+        lds_size = o->shared;
+    }
+    int kept = k->native->run(values, o->global, o->local, stacks, begin_on, dynamic_end - dynamic, dynamic);
     lds_guard = NULL;
     free(values);
-    if (kept)
+    if (kept == 1)
         return hipSuccess;
-    complain("kernel %s wrote past the end of its %zu bytes of local memory", k->name, lds_size);
+    if (kept < 0)
+        complain("kernel %s: lanes of a wave part ways at a shuffle", k->name);
+    else
+        complain("kernel %s wrote past the end of its %zu bytes of local memory", k->name, lds_size);
     return hipErrorLaunchFailure;
 }
 
@@ -1883,6 +1894,27 @@ API hipError_t hipModuleGetFunction(hipFunction_t *out, hipModule_t handle, cons
     return set(result);
 }
 
+/* Under the lock. */
+static struct kernel *find_kernel(hipFunction_t handle) {
+    for (struct module *m = modules; m != NULL; m = m->next)
+        for (struct kernel *k = m->kernels; k != NULL; k = k->next)
+            if (k == (struct kernel *)handle)
+                return k;
+    return NULL;
+}
+
+API hipError_t hipFuncGetAttribute(int *value, hipFunction_attribute attribute, hipFunction_t handle) {
+    REQUIRE(value != NULL && attribute == HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, hipErrorInvalidValue);
+    USABLE();
+    pthread_mutex_lock(&lock);
+    const struct kernel *k = find_kernel(handle);
+    const int known = k != NULL && k->native != NULL;
+    if (known)
+        *value = (int)k->native->lds();
+    pthread_mutex_unlock(&lock);
+    return set(known ? hipSuccess : k == NULL ? hipErrorInvalidHandle : hipErrorNotSupported);
+}
+
 /* Runs hipstub.sh on an OpenCL program; whether it made a file of that name. */
 static int make_native(const struct module *m, const char *source, const char *made) {
     const char *arguments[512] = {"hipstub.sh"};
@@ -1944,15 +1976,6 @@ static struct kernel *twin_of(struct kernel *k) {
 
 /* ---------------------------------------------------------------- launches */
 
-/* Under the lock. */
-static struct kernel *find_kernel(hipFunction_t handle) {
-    for (struct module *m = modules; m != NULL; m = m->next)
-        for (struct kernel *k = m->kernels; k != NULL; k = k->next)
-            if (k == (struct kernel *)handle)
-                return k;
-    return NULL;
-}
-
 /* Under the lock: one line in the trace; memory that cannot be had only costs the line. */
 static void note_launch(const struct kernel *k, const struct op *o) {
     const size_t limit = 1 << 20;
@@ -1994,6 +2017,17 @@ static hipError_t read_extra(void **extra, const char **buffer, size_t *bytes) {
     return *buffer != NULL || *bytes == 0 ? hipSuccess : hipErrorInvalidValue;
 }
 
+/* Under the lock: of a structure, whose members are not known here, each word that is an address in HIP's memory. */
+static void translate_words(char *bytes, size_t size) {
+    for (size_t at = 0; at + sizeof(void *) <= size; at += sizeof(void *)) {
+        const char *word, *real;
+        int pageable;
+        memcpy(&word, bytes + at, sizeof word);
+        if (word != NULL && translate(word, 1, 1, 0, &real, &pageable) == hipSuccess)
+            memcpy(bytes + at, &real, sizeof real);
+    }
+}
+
 /* Under the lock: the arguments, with device addresses translated. */
 static hipError_t copy_arguments(struct op *o, const struct kernel *k, void **params, void **extra) {
     const int of = k->module->device;
@@ -2019,6 +2053,10 @@ static hipError_t copy_arguments(struct op *o, const struct kernel *k, void **pa
         memcpy(o->arguments + a->offset, value, a->size);
         const char *pointer = NULL, *real;
         int pageable;
+        if (!a->is_pointer && k->native != NULL && a->size > sizeof pointer) {
+            translate_words(o->arguments + a->offset, a->size);
+            continue;
+        }
         if (!a->is_pointer)
             continue;
         memcpy(&pointer, value, sizeof pointer);
@@ -2046,7 +2084,6 @@ static hipError_t launch(hipFunction_t function, const size_t global[3], const s
         REQUIRE(global[i] > 0 && local[i] > 0 && global[i] <= UINT32_MAX, hipErrorInvalidConfiguration);
         REQUIRE(local[i] <= MAX_BLOCK && (group *= local[i]) <= MAX_BLOCK, hipErrorInvalidConfiguration);
     }
-    REQUIRE(shared == 0, hipErrorNotSupported); /* OpenCL kernels have no dynamic local memory of this kind */
     struct op *o = new_op(LAUNCH);
     REQUIRE(o != NULL, hipErrorOutOfMemory);
     pthread_mutex_lock(&lock);
@@ -2061,6 +2098,11 @@ static hipError_t launch(hipFunction_t function, const size_t global[3], const s
     else if (s->device != current || k->module->device != current || (begin != NULL && begin->device != current) ||
              (end != NULL && end->device != current))
         e = hipErrorInvalidHandle;
+    o->shared = shared;
+    if (e == hipSuccess && shared > 0 && k->native == NULL) /* OpenCL kernels have no dynamic local memory of this kind */
+        e = hipErrorNotSupported;
+    else if (e == hipSuccess && shared > 0 && shared + k->native->lds() > LDS)
+        e = hipErrorInvalidValue;
     for (int i = 0; i < 3 && e == hipSuccess; i++) {
         o->global[i] = global[i];
         o->local[i] = global[i] < local[i] ? global[i] : local[i]; /* a grid of one, partly filled, group */

@@ -1,4 +1,4 @@
-/* A stand-in for libhiprtc.so.7, which compiles HIP C++: here hipstub.sh does, for the CPU. */
+/* A stand-in for libhiprtc.so.6 and .7, which compile HIP C++: here hipstub.sh does, for the CPU. */
 #define _GNU_SOURCE
 #include "compile_stub.h"
 
@@ -42,8 +42,8 @@ const char *hiprtcGetErrorString(int status) {
 int hiprtcVersion(int *major, int *minor) {
     if (major == NULL || minor == NULL)
         return INVALID_INPUT;
-    *major = 7;
-    *minor = 2;
+    *major = MAJOR;
+    *minor = MINOR;
     return SUCCESS;
 }
 

@@ -20,7 +20,7 @@ while [ $# -gt 0 ]; do
         -D* | -std=* | --std=* | -cl-std=*) keep "$1" ;;
         # of the AMD target, of optimization and of warnings: nothing of the kernel's meaning
         -x | -mllvm | -Xclang | -target) value "$@"; shift ;;
-        --offload-arch=* | -mcpu=* | -I* | -m*cumode | -m*wavefrontsize64 | -m*code-object* | -fno-gpu-rdc | -f*offload-uniform-block) ;;
+        --offload-arch=* | --gpu-architecture=* | -mcpu=* | -I* | -m*cumode | -m*wavefrontsize64 | -m*code-object* | -fno-gpu-rdc | -f*offload-uniform-block) ;;
         -cl-kernel-arg-info | -cl-denorms-are-zero | -cl-fast-relaxed-math | -nogpulib | -no-canonical-prefixes | -O[0-3] | -c | -W* | -w | -g) ;;
         -*) echo "hipstub: option $1 is not known here" >&2; exit 1 ;;
         *) [ -z "$src" ] || { echo "hipstub: two sources: $src and $1" >&2; exit 1; }; src=$1 ;;
@@ -62,7 +62,9 @@ case $src in
         "$compiler" -x c++ -E -P $opts -I "${src%/*}" -include "$here/hip_on_cpu.hpp" "$src" -o "$work/kernel.ii"
         tr '\n' ' ' <"$work/kernel.ii" | grep -oE 'hipcpu_kernel_mark[^(]*\(' | sed -E 's/^.*[^A-Za-z0-9_]([A-Za-z0-9_]+) *\($/\1/' |
             sort -u | sed 's/.*/extern "C" const hipcpu::kernel hipcpu_kernel_& = hipcpu::describe<\&&>();/' >"$work/glue"
-        sed -i 's/hipcpu_kernel_mark//g' "$work/kernel.ii"
+        # Local memory whose size the launch gives lies elsewhere.
+        sed -i -E 's/hipcpu_kernel_mark//g
+            s/extern static __attribute__\(\(section\("hipcpu_lds"\)\)\) ([A-Za-z0-9_]+) ([A-Za-z0-9_]+)\[\]/\1 *const \2 = (\1 *)hipcpu::dynamic/' "$work/kernel.ii"
         cat "$work/glue" >>"$work/kernel.ii"
         # shellcheck disable=SC2086
         "$compiler" -x c++-cpp-output -std=c++17 $common -c "$work/kernel.ii" -o "$work/kernel.o"

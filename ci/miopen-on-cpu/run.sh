@@ -307,7 +307,7 @@ KNOWN_NEWER in ci/miopen-on-cpu/run.sh, then VERSION=$version ci/rocm-rig.sh)" ;
 readonly COMPILE='gcc -std=c11 -O2 -g -Wall -Wextra -Werror -fvisibility=hidden'
 
 stand_ins() {
-    local sources=("$here"/{hipcpu.c,hipcpu.map,rocblas_stub.c,clstub.sh,hipstub.sh,hip_on_cpu.hpp,ocl_on_cpu.h,lds_end.c}) key compiler
+    local sources=("$here"/{hipcpu.c,hipcpu.map,rocblas_stub.c,clstub.sh,hipstub.sh,hip_on_cpu.hpp,ocl_on_cpu.h,lds_end.c,hiprtc_stub.c,compile_stub.h}) key compiler
     key=$(digest "${sources[@]}")
     if done_with stand_ins "$key"; then return; fi
     say "building the stand-ins"
@@ -319,8 +319,9 @@ stand_ins() {
         $COMPILE -fPIC -shared hipcpu.c -o libamdhip64.so.6 -Wl,-soname,libamdhip64.so.6 -Wl,-z,defs \
             -Wl,--version-script=hipcpu.map -lOpenCL -pthread
         $COMPILE -fPIC -shared rocblas_stub.c -o librocblas.so.4 -Wl,-soname,librocblas.so.4 -Wl,-z,defs
+        $COMPILE -fPIC -shared hiprtc_stub.c -DMAJOR=6 -DMINOR=4 -o libhiprtc.so.6 -Wl,-soname,libhiprtc.so.6 -Wl,-z,defs
         gcc -O2 -fPIC -c lds_end.c
-        install -m 644 libamdhip64.so.6 librocblas.so.4 \"\$lib\"
+        install -m 644 libamdhip64.so.6 libhiprtc.so.6 librocblas.so.4 \"\$lib\"
         ldconfig" >>"$log" 2>&1 || fault "the stand-ins do not build"
     # libMIOpen starts an OpenCL compiler at a path that was fixed when Debian built it.
     compiler=$(grep -ao '/build/reproducible-path/miopen-[^/]*/build/clang-[0-9]*' \
@@ -334,7 +335,7 @@ stand_ins() {
 }
 
 newer_stand_ins() {
-    local sources=("$here"/{comgr_stub.c,comgr.map,hiprtc_stub.c,compile_stub.h}) key
+    local sources=("$here"/{comgr_stub.c,comgr.map}) key
     key=$(digest "$fs"/opt/stand-ins/stamp "${sources[@]}")
     if done_with newer_stand_ins "$key"; then return; fi
     say "building the stand-ins for MIOpen $version"
@@ -343,7 +344,7 @@ newer_stand_ins() {
         make() { library=\$1; shift; $COMPILE -fPIC -shared -o $NEWER/lib/\$library -Wl,-soname,\$library -Wl,-z,defs \"\$@\"; }
         make libamdhip64.so.7 hipcpu.c -DVERSION=$NEWER_HIP -Wl,--version-script=hipcpu.map -lOpenCL -pthread
         make libamd_comgr.so.3 comgr_stub.c -Wl,--version-script=comgr.map
-        make libhiprtc.so.7 hiprtc_stub.c
+        make libhiprtc.so.7 hiprtc_stub.c -DMAJOR=7 -DMINOR=2
         make librocblas.so.5 rocblas_stub.c
         ! LD_LIBRARY_PATH=$NEWER/lib ldd $NEWER/lib/libMIOpen.so.1 | grep 'not found'" >>"$log" 2>&1 ||
         fault "the stand-ins for MIOpen $version do not build, or it needs a library that is not there"

@@ -912,6 +912,19 @@ static const char hip[] =
     "  for (unsigned s = 32; s > 0; s >>= 1) { if (threadIdx.x < s) sum[threadIdx.x] += sum[threadIdx.x + s];\n"
     "  __syncthreads(); } if (threadIdx.x == 0 && blockIdx.x < n) y[blockIdx.x] = more ? twice(sum[0]) : fma(2.0f, sum[0], 0.0f); }\n";
 
+static const char waves_source[] = /* waves take different numbers of turns; a structure holds an address */
+    "struct both { float *y; int n; };\n"
+    "extern \"C\" __global__ void waves(both b) { extern __shared__ uint4 memory[]; float *kept = (float *)memory;\n"
+    "  const int id = threadIdx.y * blockDim.x + threadIdx.x; double v = id; float w = id;\n"
+    "  for (int i = 0; i <= id >> 5; i++) for (int lane = 16; lane; lane >>= 1) v += __shfl_xor(v, lane, 32);\n"
+    "  w = __shfl_xor(w, 1, 32);\n"
+    "  kept[id] = (float)v; __syncthreads(); b.y[id] = kept[id ^ 32]; b.y[128 + id] = w;\n"
+    "  int any = 0; for (int i = 0; i < 10; i++) any |= __syncthreads_or(id == b.n && (i == 2 || i == 9)) << i;\n"
+    "  b.y[256 + id] = any; }\n"
+    "extern \"C\" __global__ void part_ways(float *y)\n"
+    "{ float v = threadIdx.x; if (threadIdx.x & 1) v = __shfl_xor(v, 1, 32); __syncthreads(); y[threadIdx.x] = v; }\n"
+    "extern \"C\" __global__ void behind(float *y) { extern __shared__ uint4 memory[]; memory[16].x = 1; __syncthreads(); }\n";
+
 static hipModule_t native_of(const char *source, const char *suffix) {
     char name[64], command[256];
     hipModule_t module = NULL;
@@ -985,6 +998,41 @@ static void native(void) {
     GOOD(hipModuleUnload(h));
     GOOD(hipFree(dx));
     GOOD(hipFree(dy));
+}
+
+static void waves(void) {
+    hipModule_t m = native_of(waves_source, ".cpp");
+    static float y[384];
+    struct {
+        float *y;
+        int n;
+    } both = {device_memory(sizeof y), 77};
+    void *params[] = {&both};
+    hipFunction_t f = function_of(m, "waves");
+    int fixed = -1;
+    GOOD(hipFuncGetAttribute(&fixed, HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, f));
+    CHECK(fixed == 0);
+    GOOD(hipModuleLaunchKernel(f, 1, 1, 1, 64, 2, 1, 512, NULL, params, NULL));
+    GOOD(hipMemcpy(y, both.y, sizeof y, hipMemcpyDeviceToHost));
+    CHECK(y[32] == 496 && y[0] == 1520 * 32 && y[96] == 2544 * 1024 && y[64] == 3568 * 32768.0f);
+    CHECK(y[128] == 1 && y[129] == 0 && y[255] == 126);
+    CHECK(y[256] == 516 && y[383] == 516);
+    EXPECT(hipErrorInvalidValue, hipModuleLaunchKernel(f, 1, 1, 1, 64, 2, 1, 65537, NULL, params, NULL));
+}
+
+static void parting_ways(void) {
+    float *d = device_memory(256);
+    void *params[] = {&d};
+    GOOD(run(function_of(native_of(waves_source, ".cpp"), "part_ways"), 64, 64, NULL, params));
+    EXPECT(hipErrorLaunchFailure, hipDeviceSynchronize());
+}
+
+static void behind_memory_of_the_launch(void) {
+    float *d = device_memory(256);
+    void *params[] = {&d};
+    GOOD(hipModuleLaunchKernel(function_of(native_of(waves_source, ".cpp"), "behind"), 1, 1, 1, 1, 1, 1, 256, NULL, params, NULL));
+    hipDeviceSynchronize();
+    _exit(42);
 }
 
 static void too_much_local_memory(void) {
@@ -1115,6 +1163,9 @@ static const struct test cases[] = {
 #ifdef NATIVE
     {"native", native, {NULL}, NULL},
     {"native, lazy", native, {"HIPCPU_LAZY=1"}, NULL},
+    {"waves", waves, {NULL}, NULL},
+    {"lanes part ways", parting_ways, {NULL}, NULL},
+    {"behind local memory of the launch", behind_memory_of_the_launch, {NULL}, "access past the end of a kernel's 256 bytes of local memory"},
     {"too much local memory", too_much_local_memory, {NULL}, NULL},
     {"a little behind local memory", a_little_behind_local_memory, {NULL}, NULL},
     {"far behind local memory", far_behind_local_memory, {NULL}, "access past the end of a kernel's 768 bytes of local memory"},
