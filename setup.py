@@ -16,10 +16,9 @@ from pathlib import Path
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
-# A vendor is one file, or one folder whose adapter.c includes the others; native has one for GPUs, too.
-BACKENDS = sorted(
-    map(str, [p for glob in ("*.c", "*/adapter.c", "native/gpu.c") for p in Path("pybnorm/backends").glob(glob)])
-)
+# A vendor is one file, or one folder whose adapter.c includes the others; native has a file for each kind of GPU, too.
+ADAPTERS = ("*.c", "*/adapter.c", "native/cuda.c", "native/hip.c")
+BACKENDS = sorted(str(p) for glob in ADAPTERS for p in Path("pybnorm/backends").glob(glob))
 INCLUDED = (*Path("include").rglob("*.h"), *Path("pybnorm/backends").glob("*/*.*"), *Path("pybnorm/_core").glob("*"))
 
 

@@ -21,6 +21,11 @@ miopen_parts() {
     part 'the check: whatever else is wrong is new' -- bash -c "set -o pipefail
         python3 -m pybnorm check --backend miopen --suite smoke --suite bugs --allow-known --timeout 300 ${jobs[*]-} |
             tee '$results/miopen-check.txt' | tail -n 12"
+    # Kernels of our own: one minute in the rig, whose compiler takes most of it.
+    part 'native: the check' -- bash -c "set -o pipefail
+        python3 -m pybnorm check --backend native_rocm --suite smoke --timeout 300 ${jobs[*]-} |
+            tee '$results/native-rocm-check.txt' | tail -n 4"
+    part 'native: calls' -- "${PYTEST[@]}" tests/backends/test_native_rocm.py
     part 'memory, streams, events' -- \
         "${PYTEST[@]}" tests/unit/test_devices.py tests/unit/test_hip.py -k 'hip or time or double'
 }

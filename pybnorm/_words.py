@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
-BackendWord: TypeAlias = Literal["cudnn", "miopen", "onednn", "native", "native_cuda"]
+BackendWord: TypeAlias = Literal["cudnn", "miopen", "onednn", "native", "native_cuda", "native_rocm"]
 ModeWord: TypeAlias = Literal["per_activation", "spatial", "spatial_persistent", "peract", "persistent"]
 LayoutWord: TypeAlias = Literal["channels_first", "channels_last", "strided", "nchw", "nhwc", "strides"]
 DataTypeWord: TypeAlias = Literal["float32", "float64", "float16", "bfloat16", "f32", "f64", "f16", "bf16"]

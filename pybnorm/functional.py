@@ -15,8 +15,8 @@ mode
 algorithm, deterministic
     As in `Handle.plan_forward_training`.
 handle
-    None: a handle per thread and device, made at first use: native for the CPU, and for CUDA where NVRTC is, else
-    cuDNN; MIOpen for ROCm. It works on the framework's current stream. A `Handle`: calls and allocations go to its
+    None: a handle per thread and device, made at first use: native for the CPU, and for a GPU where NVRTC or hipRTC is,
+    else cuDNN or MIOpen. It works on the framework's current stream. A `Handle`: calls and allocations go to its
     stream, and the caller orders that stream with others.
 out
     Arrays to write and return instead of new ones, in the order of the results; None for a new one.
@@ -562,15 +562,16 @@ def _prepare(
 
 def _backend_of(device_type: int) -> str | None:
     """The backend that computes where no handle is given: kernels of our own where they reach the memory."""
-    reached = [name for name in ("native", "native_cuda", *backends()) if device_type in device_types(name)]
-    return next((name for name in reached if name != "native_cuda" or _compiles_kernels()), None)
+    ours = ("native", "native_cuda", "native_rocm")
+    reached = [name for name in (*ours, *backends()) if device_type in device_types(name)]
+    return next((name for name in reached if name not in ours[1:] or _compiles_kernels(name)), None)
 
 
 @functools.cache
-def _compiles_kernels() -> bool:
-    """Say whether native's kernels can be compiled and run for CUDA: NVRTC and a driver are here."""
+def _compiles_kernels(backend: str) -> bool:
+    """Say whether native's kernels can be compiled and run for a GPU: NVRTC or hipRTC, and a driver, are here."""
     try:
-        Handle("native_cuda").close()
+        Handle(backend).close()
     except (LibraryError, NotInitializedError):
         return False
     return True

@@ -26,6 +26,7 @@ extern "C" {
     X(onednn)           \
     X(native)           \
     X(native_cuda)      \
+    X(native_rocm)      \
     /* the next one goes here */
 
 #define PBN_MAX_RANK 8

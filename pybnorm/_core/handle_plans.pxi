@@ -12,7 +12,8 @@ cdef class Handle(_HandleCalls):
     backend : str
         ``"cudnn"``, ``"miopen"``, ``"onednn"`` or ``"native"``; its library is loaded if it is not yet.
     device : str, optional
-        ``"cpu"`` or ``"cuda"``, where a backend has both: ``Handle("native", device="cuda")`` is ``"native_cuda"``.
+        ``"cpu"``, ``"cuda"`` or ``"rocm"``, where a backend has several: ``Handle("native", device="cuda")`` is
+        ``"native_cuda"``.
     stream : int or object with ``__cuda_stream__``, optional
         Stream for the calls; default: the vendor's default stream. For oneDNN a ``dnnl_stream_t``.
     known_defects : str, optional

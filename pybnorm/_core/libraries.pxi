@@ -11,7 +11,7 @@ class Library(collections.namedtuple("Library", "backend label version path foun
     Attributes
     ----------
     backend : str
-        ``"cudnn"``, ``"miopen"``, ``"onednn"``, ``"native"`` or ``"native_cuda"``.
+        ``"cudnn"``, ``"miopen"``, ``"onednn"``, ``"native"``, ``"native_cuda"`` or ``"native_rocm"``.
     label : str
         The vendor's spelling of it.
     version : tuple of int
@@ -191,7 +191,7 @@ def backends():
     Examples
     --------
     >>> pybnorm.backends()
-    ('cudnn', 'miopen', 'onednn', 'native', 'native_cuda')
+    ('cudnn', 'miopen', 'onednn', 'native', 'native_cuda', 'native_rocm')
     """
     _look_outside()
     return tuple(_tables[i].name.decode() for i in range(_table_count))
@@ -266,7 +266,7 @@ def load(backend, path=None):
     Parameters
     ----------
     backend : str
-        ``"cudnn"``, ``"miopen"``, ``"onednn"``, ``"native"`` or ``"native_cuda"``.
+        ``"cudnn"``, ``"miopen"``, ``"onednn"``, ``"native"``, ``"native_cuda"`` or ``"native_rocm"``.
     path : str or os.PathLike, optional
         The file to load. Without it ``PYBNORM_LIB_<BACKEND>`` and then the search of `pybnorm._find` decide.
 

@@ -17,7 +17,7 @@ from pybnorm.check.language.data import generate, numpy_dtype
 from pybnorm.check.language.problem import Problem
 
 DIMS = ["8x64x9x7", "3x4x5x5", "16x12x17x13", "64x16", "8x16x33", "2x8x4x5x6", "4x1024x3x3", "8x64x56x56"]
-HAVE_IT = {"cudnn", "native", "native_cuda"}
+HAVE_IT = {"cudnn", "native", "native_cuda", "native_rocm"}
 STATISTICS = ("running_mean", "running_variance", "saved_mean", "saved_inv_variance")
 
 

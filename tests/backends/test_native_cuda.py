@@ -81,14 +81,17 @@ def test_a_handle_is_of_a_device_or_says_what_is_missing(nvrtc):
 def test_the_word_of_a_device():
     with pybnorm.Handle("native", device="cpu") as handle:
         assert handle.backend == "native"
-    for device in ("rocm", "CUDA", 1, "cpu_"):
-        with pytest.raises(pybnorm.ArgumentError, match=r"allowed: None, or of backend 'native': 'cpu', 'cuda'"):
+    for device in ("hip", "CUDA", 1, "cpu_"):
+        with pytest.raises(
+            pybnorm.ArgumentError, match=r"allowed: None, or of backend 'native': 'cpu', 'cuda', 'rocm'"
+        ):
             pybnorm.Handle("native", device=device)
 
 
-def test_capability_is_that_of_the_cpu_and_more(load_library):
-    load_library("native_cuda")
-    both = ("native", "native_cuda")
+@pytest.mark.parametrize("backend", ["native_cuda", "native_rocm"])
+def test_capability_is_that_of_the_cpu_and_more(load_library, backend):
+    load_library(backend)
+    both = ("native", backend)
     for operation in ("train", "infer", "backward"):
         cpu, gpu = (pybnorm.capability(b, operation, "spatial", "f16", "strided", 5)[0] for b in both)
         assert pybnorm.Capability.RUNS in gpu

@@ -633,7 +633,8 @@ def test_known_defects_of_a_call_and_of_a_problem_are_the_same():
 
 def test_bad_questions_are_refused_by_name():
     call = pybnorm.defects.Call(pybnorm.Operation.BACKWARD, pybnorm.Mode.SPATIAL, pybnorm.DataType.FLOAT32, (4, 8, 5))
-    with pytest.raises(pybnorm.ArgumentError, match=r"backend.*nvidia.*cudnn, miopen, native, native_cuda, onednn"):
+    known = "cudnn, miopen, native, native_cuda, native_rocm, onednn"
+    with pytest.raises(pybnorm.ArgumentError, match=rf"backend.*nvidia.*{known}"):
         pybnorm.known_defects("nvidia", call)
     with pytest.raises(pybnorm.ArgumentTypeError, match=r"call.*pybnorm.defects.Call"):
         pybnorm.known_defects("miopen", ("backward",))

@@ -173,7 +173,7 @@ def test_the_plan_names_the_calls(bench, operation, calls):
     assert [call.partition(" by ")[0] for call in found] == calls
 
 
-ONE_WAY = ("miopen", "native", "native_cuda", "onednn")
+ONE_WAY = ("miopen", "native", "native_cuda", "native_rocm", "onednn")
 
 
 def test_spatial_calls_go_the_way_that_auto_takes_and_the_plan_names_it(bench):

@@ -91,8 +91,8 @@ def test_it_is_a_backend_like_ours(child, installed):
         path(installed),
     )
     (file,) = (installed / "pybnorm_loop").glob("library*.so")
-    assert told["before"] == ["cudnn", "miopen", "native", "native_cuda", "onednn"]
-    assert told["backends"] == ["cudnn", "miopen", "onednn", "native", "native_cuda", "loop"]
+    assert told["before"] == ["cudnn", "miopen", "native", "native_cuda", "native_rocm", "onednn"]
+    assert told["backends"] == ["cudnn", "miopen", "onednn", "native", "native_cuda", "native_rocm", "loop"]
     assert told["library"]["path"] == str(file)
     assert (told["library"]["version"], told["library"]["found_via"]) == ([1, 0, 0], "the backend's own file")
     assert told["device_types"] == [1]
@@ -187,7 +187,7 @@ def test_those_that_are_broken_are_said_and_left_out(child, outside, doubles):
         names=["absent", "empty", "number", "older", "other", "raising"],
     )
     names, warned, again, unknown = told
-    assert names == [["cudnn", "miopen", "onednn", "native", "native_cuda"]] * 2
+    assert names == [["cudnn", "miopen", "onednn", "native", "native_cuda", "native_rocm"]] * 2
     said = {
         "absent": ("LibraryLoadError", "/nowhere/absent.so: cannot open shared object file"),
         "cudnn": ("LibraryLoadError", "there is a backend 'cudnn' already"),
@@ -220,4 +220,4 @@ def test_no_other_test_sees_the_backends_of_this_machine(child, outside, tmp_pat
         """,
         path(outside(loop="'/nowhere.so'"), Path(__file__).parents[1]),
     )
-    assert told == [["cudnn", "miopen", "onednn", "native", "native_cuda"]] * 2
+    assert told == [["cudnn", "miopen", "onednn", "native", "native_cuda", "native_rocm"]] * 2

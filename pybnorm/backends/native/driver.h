@@ -1,95 +1,48 @@
-/* What is used of the CUDA driver and of NVRTC, declared by hand; and how a kernel is named. */
+/* What native takes from a GPU's driver and its run-time compiler, and how a kernel is named. cuda.c and hip.c are the
+ * two drivers: each defines the functions below over the symbols that it loads, and includes gpu.c, which knows no
+ * difference. */
 #ifndef PYBNORM_NATIVE_DRIVER_H
 #define PYBNORM_NATIVE_DRIVER_H
 
-#include <stddef.h>
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <pthread.h>
 
-typedef struct launch_attribute {
-    int id, pad;
-    union {
-        unsigned cluster[3];
-        int value;
-        char size[64];
-    } of;
-} launch_attribute;
+#include "pybnorm/adapter.h"
+#include "pybnorm/dl.h"
 
-typedef struct launch_config {
-    unsigned grid[3], block[3], shared;
-    void *stream;
-    launch_attribute *attributes;
-    unsigned count;
-} launch_config;
+#include "arguments.h"
+#include "descriptors.h"
+#include "problem.h"
 
-enum {
-    CU_NOT_INITIALIZED = 3,
-    CU_STUB_LIBRARY = 34,
-    CU_NO_DEVICE = 100,
-    CU_INVALID_DEVICE = 101,
-    CU_OUT_OF_MEMORY = 2,
-    CU_INVALID_VALUE = 1,
-    CU_ATTRIBUTE_MULTIPROCESSORS = 16,
-    CU_ATTRIBUTE_MAJOR = 75,
-    CU_ATTRIBUTE_MINOR = 76,
-    CU_ATTRIBUTE_SHARED_MULTIPROCESSOR = 81,
-    CU_ATTRIBUTE_SHARED_OPTIN = 97,
-    CU_FUNCTION_STATIC_SHARED = 1,
-    CU_FUNCTION_DYNAMIC_SHARED = 8,
-    CU_FUNCTION_ANY_CLUSTER = 14,
-    CU_LAUNCH_CLUSTER = 4,
-    CU_LAUNCH_FOLLOWS = 6, /* programmatic stream serialization */
-    CU_CAPTURE_RELAXED = 2,
-    CU_MEMORYTYPE_DEVICE = 2,
-    NVRTC_STATUS = 10000 /* added to NVRTC's own numbers */
-};
-
-#define DRIVER_SYMBOLS(REQUIRED, OPTIONAL)                                                                             \
-    REQUIRED(int, cuInit, (unsigned flags))                                                                            \
-    REQUIRED(int, cuDriverGetVersion, (int *version))                                                                  \
-    REQUIRED(int, cuDeviceGetCount, (int *count))                                                                      \
-    REQUIRED(int, cuDeviceGetAttribute, (int *value, int attribute, int device))                                       \
-    REQUIRED(int, cuDevicePrimaryCtxRetain, (void **context, int device))                                              \
-    REQUIRED(int, cuCtxGetCurrent, (void **context))                                                                   \
-    REQUIRED(int, cuCtxSetCurrent, (void *context))                                                                    \
-    REQUIRED(int, cuCtxPushCurrent_v2, (void *context))                                                                \
-    REQUIRED(int, cuCtxPopCurrent_v2, (void **context))                                                                \
-    REQUIRED(int, cuCtxGetDevice, (int *device))                                                                       \
-    REQUIRED(int, cuModuleLoadData, (void **module, const void *image))                                                \
-    REQUIRED(int, cuModuleGetFunction, (void **function, void *module, const char *name))                              \
-    REQUIRED(int, cuFuncSetAttribute, (void *function, int attribute, int value))                                      \
-    REQUIRED(int, cuFuncGetAttribute, (int *value, int attribute, void *function))                                     \
-    REQUIRED(int, cuLaunchKernel,                                                                                      \
-             (void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,   \
-              unsigned block_z, unsigned shared, void *stream, void **parameters, void **extra))                       \
-    REQUIRED(int, cuPointerGetAttributes, (unsigned count, int *attributes, void **values, unsigned long long address))\
-    REQUIRED(int, cuGetErrorName, (int error, const char **name))                                                      \
-    REQUIRED(int, cuGetErrorString, (int error, const char **text))                                                    \
-    REQUIRED(int, cuStreamQuery, (void *stream))                                                                       \
-    OPTIONAL(int, cuThreadExchangeStreamCaptureMode, (int *mode))                                                      \
-    OPTIONAL(int, cuCtxGetId, (void *context, unsigned long long *id))                                                 \
-    OPTIONAL(int, cuLaunchKernelEx, (const launch_config *config, void *function, void **parameters, void **extra))    \
-    OPTIONAL(int, cuOccupancyMaxActiveClusters, (int *count, void *function, const launch_config *config))
-
-#define NVRTC_SYMBOLS(REQUIRED, OPTIONAL)                                                                              \
-    REQUIRED(int, nvrtcVersion, (int *major, int *minor))                                                              \
-    REQUIRED(const char *, nvrtcGetErrorString, (int status))                                                          \
-    REQUIRED(int, nvrtcCreateProgram,                                                                                  \
+/* Of NVRTC and of hipRTC, which differ in their names' beginning. */
+#define RTC_SYMBOLS(REQUIRED, of)                                                                                      \
+    REQUIRED(int, of##Version, (int *major, int *minor))                                                               \
+    REQUIRED(const char *, of##GetErrorString, (int status))                                                           \
+    REQUIRED(int, of##CreateProgram,                                                                                   \
              (void **program, const char *source, const char *name, int count, const char *const *headers,             \
               const char *const *names))                                                                               \
-    REQUIRED(int, nvrtcCompileProgram, (void *program, int count, const char *const *options))                         \
-    REQUIRED(int, nvrtcDestroyProgram, (void **program))                                                               \
-    REQUIRED(int, nvrtcGetPTXSize, (void *program, size_t *size))                                                      \
-    REQUIRED(int, nvrtcGetPTX, (void *program, char *image))                                                           \
-    REQUIRED(int, nvrtcGetProgramLogSize, (void *program, size_t *size))                                               \
-    REQUIRED(int, nvrtcGetProgramLog, (void *program, char *text))                                                     \
-    REQUIRED(int, nvrtcGetCUBINSize, (void *program, size_t *size))                                                    \
-    REQUIRED(int, nvrtcGetCUBIN, (void *program, char *image))                                                         \
-    REQUIRED(int, nvrtcGetNumSupportedArchs, (int *count))                                                             \
-    REQUIRED(int, nvrtcGetSupportedArchs, (int *archs))
+    REQUIRED(int, of##CompileProgram, (void *program, int count, const char *const *options))                          \
+    REQUIRED(int, of##DestroyProgram, (void **program))                                                                \
+    REQUIRED(int, of##GetProgramLogSize, (void *program, size_t *size))                                                \
+    REQUIRED(int, of##GetProgramLog, (void *program, char *text))
 
 #define PROTOTYPE(result, name, parameters) typedef result(*pbn_##name##_fn) parameters;
-DRIVER_SYMBOLS(PROTOTYPE, PROTOTYPE)
-NVRTC_SYMBOLS(PROTOTYPE, PROTOTYPE)
-#undef PROTOTYPE
+
+/* The same numbers in CUDA and HIP. */
+enum {
+    GPU_INVALID_VALUE = 1,
+    GPU_OUT_OF_MEMORY = 2,
+    GPU_NOT_INITIALIZED = 3,
+    GPU_STUB_LIBRARY = 34,
+    GPU_NO_DEVICE = 100,
+    GPU_INVALID_DEVICE = 101,
+    GPU_FUNCTION_STATIC_SHARED = 1,
+    GPU_FUNCTION_DYNAMIC_SHARED = 8,
+    GPU_CAPTURE_RELAXED = 2,
+    RTC_STATUS = 10000 /* added to the compiler's own numbers */
+};
 
 /* In the order of kernel_names. */
 enum kernel_name {
@@ -121,11 +74,49 @@ typedef struct kernel {
     int64_t shared_limit, cluster_limit; /* bytes of shared memory at launch; blocks of a cluster */
 } kernel;
 
+enum { OPTIONS = 12, OPTION_SIZE = 64 };
+
+typedef struct options {
+    char text[OPTIONS][OPTION_SIZE];
+    const char *list[OPTIONS];
+    int count, binary;
+} options;
+
 typedef struct gpu {
-    int number, architecture; /* 90 is compute capability 9.0 */
+    int number, architecture; /* of CUDA: 90 is compute capability 9.0 */
+    char target[40];          /* of HIP: "gfx90a:sramecc+:xnack-" */
     int64_t multiprocessors, shared_optin, shared_multiprocessor;
     unsigned long long context_id;
     int follows; /* whether a launch may begin before the one in front has ended */
 } gpu;
+
+/* One of a call's launches. */
+typedef struct launch {
+    kernel *of;
+    unsigned grid[3], block[3], shared, cluster;
+    int stage;
+} launch;
+
+static _Thread_local char detail[PBN_TEXT_MAX]; /* what belongs to the last positive status of this thread */
+
+/* What a driver defines, beside DRIVER(name) and RTC(name), its symbols of that name after a prefix. A status is 0, its
+ * own number, or RTC_STATUS and the compiler's. */
+static int find_driver(void);                              /* makes it ready; `detail` says why it is not */
+static const char *driver_name(int status);                /* of a number of its own; or NULL */
+static const char *driver_text(int status);
+static int current_context(void **context);                /* the thread's own; without one, device 0's, made current */
+static int ask_device(gpu *g, void *context);              /* of the context, which is current */
+static int push_context(void *context, int *before);       /* makes it current; *before is 0 where it is already */
+static void pop_context(int before);
+static void add_target(options *o, const gpu *g);          /* for which architecture a kernel is compiled */
+static int take_image(void *program, int binary, char **image, size_t *size);
+static int allow_shared(const gpu *g, kernel *k, int clusters); /* up to its limits, which it may lower */
+static int start(const gpu *g, void *stream, const launch *l, void **parameters);
+
+static inline void add_option(options *o, const char *format, const char *name, int value) {
+    snprintf(o->text[o->count], OPTION_SIZE, format, name, value);
+    o->list[o->count] = o->text[o->count];
+    o->count++;
+}
 
 #endif

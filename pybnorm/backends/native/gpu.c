@@ -1,19 +1,7 @@
-/* native on CUDA: which kernels of kernels.cuh compute a call, and with what. The kernels are compiled by NVRTC for the
- * handle's device at first use and kept in the user's cache folder. (kernels.c has that; descriptors.h what the CPU shares.)
+/* native on a GPU: which kernels of kernels.cuh compute a call, and with what. The kernels are compiled by NVRTC or
+ * hipRTC for the handle's device at first use and kept in the user's cache folder. (kernels.c has that; descriptors.h what
+ * the CPU shares.) Part of cuda.c and of hip.c, each of which is a driver.
  */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
-#include <pthread.h>
-
-#include "pybnorm/adapter.h"
-#include "pybnorm/dl.h"
-
-#include "arguments.h"
-#include "descriptors.h"
-#include "driver.h"
-#include "problem.h"
-
 struct pbn_handle {
     void *pointer, *context, *stream;
     gpu device;
@@ -31,12 +19,6 @@ enum { SMALL_BYTES = 1 << 20, SUPERROW_ELEMENTS = 1 << 19 }; /* up to which one 
 enum { SHORT_CHANNEL = 8192, TINY_ELEMENTS = 1 << 15 }; /* of a channel, of a tensor: so many suit narrower vectors */
 enum { USUAL_CLUSTER = 8 }; /* blocks: a GPU holds few larger clusters at once */
 enum { SHIFTED = 0, ALIGNED = 1, ANY = 2 }; /* FORM of the kernels */
-
-typedef struct launch {
-    kernel *of;
-    unsigned grid[3], block[3], shared, cluster;
-    int stage;
-} launch;
 
 /* What a call was found to be, its launches and the memory that they take. */
 typedef struct work {
@@ -559,7 +541,7 @@ static int launch_all(work *w) {
     for (int i = 0; i < w->count; i++) {
         const launch *l = &w->launches[i];
         void *parameters[] = {&w->args[l->stage], &w->axes};
-        const int status = run_kernel(w->handle, l->of, l->grid, l->block, l->shared, l->cluster, parameters);
+        const int status = start(&w->handle->device, w->handle->stream, l, parameters);
         if (status != PBN_OK)
             return status;
     }
@@ -735,37 +717,12 @@ PBN_THERE(plan_create, (pbn_handle * handle, const pbn_call *call, const char *a
           (handle, call, algorithm, plan))
 PBN_THERE(plan_run, (pbn_handle * handle, pbn_plan *plan, const pbn_call *call), (handle, plan, call))
 
-const pbn_backend pbn_backend_native_cuda = {
-    .contract = PBN_CONTRACT,
-    .device_type = PBN_DEVICE_CUDA,
-    .also_reached = {PBN_DEVICE_CUDA_MANAGED},
-    .name = "native_cuda",
-    .label = "native (CUDA)",
-    .search = {.sonames = "libnvrtc.so.13 libnvrtc.so.12",
-               .hint = "pip install nvidia-cuda-nvrtc (or nvidia-cuda-nvrtc-cu12, as the driver needs), or a CUDA toolkit",
-               .pathfinder = "nvrtc",
-               .distributions = "nvidia-cuda-nvrtc nvidia-cuda-nvrtc-cu13 nvidia-cuda-nvrtc-cu12 nvidia-cuda-nvrtc-cu11",
-               .roots = "CUDA_PATH CUDA_HOME",
-               .variables = "NVRTC_ CUDA_FORCE_ CUDA_DISABLE_ CUDA_MODULE_LOADING"},
-    PBN_LIBRARY_AND_HANDLES(gpu_),
-    .context_lost = gpu_context_lost,
-    .memory_device = gpu_memory_device,
-    .stream_set = gpu_stream_set,
-    .stream_get = gpu_stream_get,
-    PBN_TENSORS(),
-    .workspace_size = workspace_size_there,
-    .forward_training = compute_there,
-    .forward_inference = compute_there,
-    .backward = compute_there,
-    .axpby = elementwise_there,
-    .fill = elementwise_there,
-    .relu = elementwise_there,
-    .relu_backward = elementwise_there,
-    .algorithms = algorithm_names,
-    .plan_create = plan_create_there,
-    .plan_info = plan_info,
-    .plan_run = plan_run_there,
-    .plan_destroy = plan_destroy,
-    .unrepeated = unrepeated,
-    .has_symbol = gpu_has_symbol,
-};
+/* What the tables of both drivers have alike. */
+#define GPU_TABLE()                                                                                                   \
+    PBN_LIBRARY_AND_HANDLES(gpu_), .memory_device = gpu_memory_device, .stream_set = gpu_stream_set,                  \
+    .stream_get = gpu_stream_get, PBN_TENSORS(), .workspace_size = workspace_size_there,                              \
+    .forward_training = compute_there, .forward_inference = compute_there, .backward = compute_there,                 \
+    .axpby = elementwise_there, .fill = elementwise_there, .relu = elementwise_there,                                 \
+    .relu_backward = elementwise_there, .algorithms = algorithm_names, .plan_create = plan_create_there,              \
+    .plan_info = plan_info, .plan_run = plan_run_there, .plan_destroy = plan_destroy,                                 \
+    .unrepeated = unrepeated, .has_symbol = gpu_has_symbol

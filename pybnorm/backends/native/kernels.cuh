@@ -27,13 +27,16 @@ typedef long long i64;
 /* CONSTANT: of a kernel's argument, which functions may refer to without a copy of it. */
 #if defined(__HIP__)
 #define CONSTANT const
-static __device__ float half_number(unsigned short h) { return (float)__builtin_bit_cast(_Float16, h); }
-static __device__ unsigned short half_of(float f) { return __builtin_bit_cast(unsigned short, (_Float16)f); }
-template <class V> static __device__ V shuffle(V v, int lane) { return __shfl_xor(v, lane, 32); }
-static __device__ void store_past_cache(uint4 *to, uint4 v) { *to = v; }
-template <class V> static __device__ void store_at_once(V *to, V v) { *to = v; }
-static __device__ void after_previous() {}
-static __device__ void let_next_start() {}
+static __device__ __forceinline__ float half_number(unsigned short h) { return (float)__builtin_bit_cast(_Float16, h); }
+static __device__ __forceinline__ unsigned short half_of(float f) {
+    return __builtin_bit_cast(unsigned short, (_Float16)f);
+}
+/* Of 32 lanes, which take the same way: a wave of RDNA, or one half of CDNA's, of which the other may take another. */
+template <class V> static __device__ __forceinline__ V shuffle(V v, int lane) { return __shfl_xor(v, lane, 32); }
+template <class V> static __device__ __forceinline__ void store_past_cache(V *to, const V &v) { *to = v; }
+template <class A, class V> static __device__ __forceinline__ void store_as(V *to, const V &v) { *to = v; }
+static __device__ __forceinline__ void after_previous() {}
+static __device__ __forceinline__ void let_next_start() {}
 #define CLUSTERS 0
 #else
 #define CONSTANT const __grid_constant__
@@ -48,8 +51,12 @@ static __device__ __forceinline__ unsigned short half_of(float f) {
     return h;
 }
 template <class V> static __device__ __forceinline__ V shuffle(V v, int lane) { return __shfl_xor_sync(~0u, v, lane); }
-static __device__ __forceinline__ void store_past_cache(uint4 *to, uint4 v) { __stcs(to, v); }
-template <class V> static __device__ __forceinline__ void store_at_once(V *to, V v) { __stwb(to, v); }
+template <class V> static __device__ __forceinline__ void store_past_cache(V *to, const V &v) {
+    __stcs((uint4 *)to, *(const uint4 *)&v);
+}
+template <class A, class V> static __device__ __forceinline__ void store_as(V *to, const V &v) {
+    __stwb((A *)to, *(const A *)&v);
+}
 #if __CUDA_ARCH__ >= 900
 #define CLUSTERS 1
 /* A launch may begin before the one in front of it, ours or another's, has ended; what that one wrote is there after
@@ -139,11 +146,11 @@ struct alignas(V * sizeof(T)) pack {
 
 static __device__ __forceinline__ void store(T *to, const pack &v) {
     if (sizeof(pack) == 16)
-        store_past_cache((uint4 *)to, *(const uint4 *)&v);
+        store_past_cache((pack *)to, v);
     else if (sizeof(pack) == 8) /* a plain store of a pack becomes one of each element */
-        store_at_once((uint2 *)to, *(const uint2 *)&v);
+        store_as<u64>((pack *)to, v);
     else if (sizeof(pack) == 4)
-        store_at_once((u32 *)to, *(const u32 *)&v);
+        store_as<u32>((pack *)to, v);
     else
         *(pack *)to = v;
 }
