@@ -1,4 +1,5 @@
 /* y = a*x + b*y in C, from any strides to any, between the types that are computed in. Part of adapter.c. */
+#include "problem.h"
 
 static inline float bits_to_float(uint32_t bits) {
     float f;
@@ -116,58 +117,58 @@ static conversion conversion_of(int from, int to) {
     return to == PBN_FLOAT16 ? f32_to_f16 : f32_to_bf16;
 }
 
-/* Elementwise over `rank` axes; neighbouring axes that are contiguous in both memories become one. */
+/* Rows of up to three tensors of the same dims, along the axis on which the first one's elements lie nearest. */
+typedef struct walk {
+    axis axes[PBN_MAX_RANK];
+    int64_t index[PBN_MAX_RANK], n, steps[3]; /* of the row: elements, and from one to the next */
+    char *at[3];
+    int64_t item[3];
+    int left;
+} walk;
+
+static void start_walk(walk *w, const pbn_tensor *const tensors[TENSORS], const void *const data[3]) {
+    memset(w, 0, sizeof *w);
+    w->left = fold_axes(tensors, 0, w->axes);
+    w->n = w->left > 0 ? w->axes[--w->left].length : 1;
+    for (int t = 0; t < 3; t++) {
+        w->steps[t] = w->n > 1 ? w->axes[w->left].steps[t] : 1;
+        w->at[t] = (char *)(uintptr_t)data[t];
+        w->item[t] = tensors[t] != NULL ? (int64_t)pbn_item_size(tensors[t]->dtype) : 0;
+    }
+}
+
+static int next_row(walk *w) {
+    for (int i = w->left - 1; i >= 0; i--) {
+        const int64_t length = w->axes[i].length;
+        const int64_t turns = ++w->index[i] < length ? 1 : 1 - length; /* one on, or back to the axis' start */
+        for (int t = 0; t < 3; t++)
+            w->at[t] += turns * w->axes[i].steps[t] * w->item[t];
+        if (turns == 1)
+            return 1;
+        w->index[i] = 0;
+    }
+    return 0;
+}
+
 static void blend(int rank, const int64_t *dims, int x_dtype, const void *x, const int64_t *x_strides, double a,
                   int y_dtype, void *y, const int64_t *y_strides, double b) {
-    int64_t n[PBN_MAX_RANK], sx[PBN_MAX_RANK], sy[PBN_MAX_RANK], at[PBN_MAX_RANK] = {0};
-    int order[PBN_MAX_RANK], axes = 0, merged = 0;
-    for (int i = 0; i < rank; i++) { /* innermost first, by y's stride */
-        if (dims[i] == 1)
-            continue;
-        int j = axes++;
-        for (; j > 0 && y_strides[order[j - 1]] > y_strides[i]; j--)
-            order[j] = order[j - 1];
-        order[j] = i;
+    pbn_tensor x_of = {.rank = rank, .dtype = x_dtype}, y_of = {.rank = rank, .dtype = y_dtype};
+    const pbn_tensor *const tensors[TENSORS] = {&y_of, &x_of};
+    walk w;
+    for (int i = 0; i < rank; i++) {
+        x_of.dims[i] = y_of.dims[i] = dims[i];
+        x_of.strides[i] = x_strides[i], y_of.strides[i] = y_strides[i];
     }
-    for (int i = 0; i < axes; i++) {
-        int axis = order[i], below = merged - 1;
-        if (merged > 0 && x_strides[axis] == sx[below] * n[below] && y_strides[axis] == sy[below] * n[below]) {
-            n[below] *= dims[axis];
-            continue;
-        }
-        n[merged] = dims[axis];
-        sx[merged] = x_strides[axis];
-        sy[merged] = y_strides[axis];
-        merged++;
-    }
-    if (merged == 0) {
-        n[0] = sx[0] = sy[0] = 1;
-        merged = 1;
-    }
+    start_walk(&w, tensors, (const void *const[3]){y, x, NULL});
     const row_function row = row_of(x_dtype, y_dtype);
     const conversion convert = a == 1 && b == 0 && x_dtype != y_dtype ? conversion_of(x_dtype, y_dtype) : NULL;
-    const int64_t x_item = (int64_t)pbn_item_size(x_dtype), y_item = (int64_t)pbn_item_size(y_dtype);
-    const int plain = a == 1 && b == 0 && x_dtype == y_dtype && sx[0] == 1 && sy[0] == 1;
-    const char *px = (const char *)x;
-    char *py = (char *)y;
-    for (;;) {
+    const int plain = a == 1 && b == 0 && x_dtype == y_dtype && w.steps[0] == 1 && w.steps[1] == 1;
+    do {
         if (plain)
-            memmove(py, px, (size_t)(n[0] * y_item));
+            memmove(w.at[0], w.at[1], (size_t)(w.n * w.item[0]));
         else if (convert != NULL)
-            convert(px, sx[0], py, sy[0], n[0]);
+            convert(w.at[1], w.steps[1], w.at[0], w.steps[0], w.n);
         else
-            row(px, sx[0], py, sy[0], n[0], a, b);
-        int i = 1;
-        for (; i < merged; i++) {
-            px += sx[i] * x_item;
-            py += sy[i] * y_item;
-            if (++at[i] < n[i])
-                break;
-            px -= sx[i] * n[i] * x_item;
-            py -= sy[i] * n[i] * y_item;
-            at[i] = 0;
-        }
-        if (i == merged)
-            return;
-    }
+            row(w.at[1], w.steps[1], w.at[0], w.steps[0], w.n, a, b);
+    } while (next_row(&w));
 }

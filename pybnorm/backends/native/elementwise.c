@@ -7,41 +7,17 @@ static int axpby(pbn_handle *h, const pbn_call *call) {
     return PBN_OK;
 }
 
-/* The elements of the innermost axis are written in turn, the other axes counted through. */
 static int fill(pbn_handle *h, const pbn_call *call) {
-    const pbn_tensor *y = call->y_desc;
-    int64_t dims[PBN_MAX_RANK], steps[PBN_MAX_RANK], at[PBN_MAX_RANK] = {0};
+    const pbn_tensor *const tensors[TENSORS] = {call->y_desc};
     double value; /* room for any of the types */
-    int rank = 0, i;
+    walk w;
     (void)h;
-    const size_t item = pbn_item_size(y->dtype);
-    pbn_encode(call->alpha, y->dtype, &value);
-    for (i = y->rank - 1; i >= 0; i--) { /* innermost first; axes that continue one another become one */
-        if (y->dims[i] == 1)
-            continue;
-        if (rank > 0 && y->strides[i] == steps[rank - 1] * dims[rank - 1]) {
-            dims[rank - 1] *= y->dims[i];
-        } else {
-            dims[rank] = y->dims[i];
-            steps[rank++] = y->strides[i];
-        }
-    }
-    if (rank == 0) {
-        dims[0] = steps[0] = 1;
-        rank = 1;
-    }
-    char *to = (char *)call->y;
-    do {
-        for (int64_t k = 0; k < dims[0]; k++)
-            memcpy(to + (size_t)(k * steps[0]) * item, &value, item);
-        for (i = 1; i < rank; i++) {
-            to += (size_t)steps[i] * item;
-            if (++at[i] < dims[i])
-                break;
-            to -= (size_t)(steps[i] * dims[i]) * item;
-            at[i] = 0;
-        }
-    } while (i < rank);
+    pbn_encode(call->alpha, call->y_desc->dtype, &value);
+    start_walk(&w, tensors, (const void *const[3]){call->y});
+    do
+        for (int64_t k = 0; k < w.n; k++)
+            memcpy(w.at[0] + k * w.steps[0] * w.item[0], &value, (size_t)w.item[0]);
+    while (next_row(&w));
     return PBN_OK;
 }
 
@@ -67,7 +43,7 @@ RELU_ROW(relu_row_f16, uint16_t, from_f16)
 RELU_ROW(relu_row_bf16, uint16_t, from_bf16)
 #undef RELU_ROW
 
-/* Rows of one axis, the longest that is contiguous to itself in all three memories; `dy` may be NULL. */
+/* `dy` may be NULL. */
 static void relu_rows(const pbn_tensor *x, const void *xv, const pbn_tensor *dy, const void *dyv, const pbn_tensor *out,
                       void *outv) {
     void (*const row)(const void *, int64_t, const void *, int64_t, void *, int64_t, int64_t) =
@@ -75,48 +51,12 @@ static void relu_rows(const pbn_tensor *x, const void *xv, const pbn_tensor *dy,
         : x->dtype == PBN_FLOAT64 ? relu_row_f64
         : x->dtype == PBN_FLOAT16 ? relu_row_f16
                                   : relu_row_bf16;
-    const int64_t item = (int64_t)pbn_item_size(x->dtype), *sd = dyv != NULL ? dy->strides : x->strides;
-    int64_t n[PBN_MAX_RANK], s[PBN_MAX_RANK][3], at[PBN_MAX_RANK] = {0};
-    int order[PBN_MAX_RANK], axes = 0, merged = 0;
-    for (int i = 0; i < out->rank; i++) { /* innermost first, by the output's stride */
-        if (out->dims[i] == 1)
-            continue;
-        int j = axes++;
-        for (; j > 0 && out->strides[order[j - 1]] > out->strides[i]; j--)
-            order[j] = order[j - 1];
-        order[j] = i;
-    }
-    for (int i = 0; i < axes; i++) {
-        const int axis = order[i], below = merged - 1;
-        const int64_t steps[] = {x->strides[axis], sd[axis], out->strides[axis]};
-        if (merged > 0 && steps[0] == s[below][0] * n[below] && steps[1] == s[below][1] * n[below] &&
-            steps[2] == s[below][2] * n[below]) {
-            n[below] *= out->dims[axis];
-            continue;
-        }
-        n[merged] = out->dims[axis];
-        memcpy(s[merged++], steps, sizeof steps);
-    }
-    if (merged == 0) {
-        n[0] = s[0][0] = s[0][1] = s[0][2] = 1;
-        merged = 1;
-    }
-    const char *px = (const char *)xv, *pd = (const char *)dyv;
-    char *po = (char *)outv;
-    int i;
-    do {
-        row(px, s[0][0], pd, s[0][1], po, s[0][2], n[0]);
-        for (i = 1; i < merged; i++) {
-            const int64_t turns = ++at[i] < n[i] ? 1 : 1 - n[i]; /* one on, or back to the axis' start */
-            px += turns * s[i][0] * item;
-            if (pd != NULL)
-                pd += turns * s[i][1] * item;
-            po += turns * s[i][2] * item;
-            if (turns == 1)
-                break;
-            at[i] = 0;
-        }
-    } while (i < merged);
+    const pbn_tensor *const tensors[TENSORS] = {out, x, dy};
+    walk w;
+    start_walk(&w, tensors, (const void *const[3]){outv, xv, dyv});
+    do
+        row(w.at[1], w.steps[1], w.at[2], w.steps[2], w.at[0], w.steps[0], w.n);
+    while (next_row(&w));
 }
 
 static int relu(pbn_handle *h, const pbn_call *call) {
