@@ -164,8 +164,8 @@ static __device__ __forceinline__ void set_parameter(void *vector, i64 i, double
 static __device__ __forceinline__ N inverse_root(double v) {
 #if DTYPE != 1
     if (v >= 1e-36 && v <= 1e36) {
-        const float f = (float)v, r = rsqrtf(f);
-        return fmaf(0.5f * r, fmaf(-f * r, r, 1.0f), r);
+        const float f = (float)v, r = rsqrt(f);
+        return fma(0.5f * r, fma(-f * r, r, 1.0f), r);
     }
 #endif
     return (N)rsqrt(v);
