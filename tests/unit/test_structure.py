@@ -41,7 +41,7 @@ STOREYS = [
 ROOMS = ["language", "judging", "run", "report", "compare"]
 """Of the check: a later room imports from an earlier one; the selftest and the public names import from all."""
 # Of the room that runs: what makes results.
-MAKERS = {"implementations", "session", "guarded", "runner", "worker", "nodes", "executors", "whole_run"}
+MAKERS = {"implementations", "session", "guarded", "runner", "worker", "executors", "whole_run"}
 FORBIDDEN = {  # sharper than the storeys
     "reference": {"_core", "devices", "_arrays", "_find"},
     "_arguments": {"_arrays", "_find"},

@@ -12,8 +12,10 @@ process    this process, without isolation or time-out
 dask       ``dask:ADDRESS`` the cluster of a scheduler, ``dask`` alone a cluster on this machine
 =========  ==========================================================================================================
 
-Dask workers are nodes (`pybnorm.check.run.nodes`): a node that cannot run the library is named and taken out,
-and nodes of one host get a GPU each, unless their launcher gave each its own. Threads are the launcher's matter.
+A dask worker that cannot run the library is named and gets no case of it. Workers of one host get a GPU each, unless
+their launcher gave each its own. What dask has of its own stays dask's: a worker that ends or is silent
+(``distributed.scheduler.worker-ttl``) loses its cases to others, and a case that more than
+``distributed.scheduler.allowed-failures`` workers ended with is an ERROR, which is no verdict.
 
 A dask scheduler is trusted: what it sends is unpickled, so it and all who can connect to it can run code here. On a
 network that is not trusted, use TLS: ``dask:tls://HOST:8786``, with certificates from distributed's own configuration
@@ -25,23 +27,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import importlib
 import logging
 import os
 import queue
+import socket
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError  # the built-in one from Python 3.11
-from typing import Any
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
 
-from pybnorm import devices
+from pybnorm import __version__, devices
 from pybnorm._arrays import CPU, CUDA
 from pybnorm.check.judging import known_defects
 from pybnorm.check.judging.results import BackendInfo, CaseResult, LostNode, is_implementation
 from pybnorm.check.language.problem import Problem
 from pybnorm.check.run import environment, support
-from pybnorm.check.run.nodes import GRACE, DaskNodes, Dealer, Node, NotRunError, greeted
 from pybnorm.check.run.runner import run_recorded
 from pybnorm.check.run.session import Session, describe, device_type, identified, label_of, open_session, override
 from pybnorm.check.run.worker import TimeLimitError, Worker, failed
@@ -52,6 +56,10 @@ TIMEOUT = 300.0
 """Seconds that a case may take by default."""
 CONNECT = 30.0
 """Seconds that a scheduler and its workers have to answer."""
+_GRACE = 30.0
+"""Seconds that a dask worker has for its answer beyond the time of its call."""
+_TRIES = 3
+"""Calls of one case that get no answer from a dask cluster, before the case is given up."""
 _THREADS = "OMP_NUM_THREADS"
 
 
@@ -77,8 +85,10 @@ def described(backend: str, describe: Callable[[], BackendInfo], option: str = "
 class Farm:
     """Somewhere that backends can run."""
 
-    lost: list[LostNode] = []  # noqa: RUF012 (of one machine, which is never lost: it stays empty)
-    """Nodes that were taken out."""
+    @property
+    def lost(self) -> list[LostNode]:
+        """Nodes that were taken out."""
+        return []
 
     def describe(self, backend: str) -> BackendInfo:
         """What there is of `backend` there. Raises what the loading library does to its process."""
@@ -151,8 +161,7 @@ def opened(
             except OSError as error:
                 allowed = f"a scheduler that has a worker within {seconds:g} s, --scheduler-timeout ({error})"
                 raise ArgumentError("--executor", name, allowed) from None
-            found = stack.enter_context(contextlib.closing(DaskNodes(client)))
-            yield _Remote(found.nodes, timeout, seconds)
+            yield _Cluster(client, timeout, seconds)
 
 
 async def _greet(distributed: Any, address: str, seconds: float) -> None:
@@ -281,53 +290,193 @@ def environments(
     return [{} if count == 1 else {name: visible[i % count]} for i in range(jobs)]
 
 
-class _Remote(Farm):
-    def __init__(self, nodes: Sequence[Node], timeout: float | None, connect: float | None) -> None:
-        self._nodes, self._timeout = nodes, timeout
-        self._limit = None if timeout is None else timeout + GRACE
-        self._able: dict[str, list[Node]] = {}
+class NotRunError(RuntimeError):
+    """A call that no dask worker could make."""
+
+
+class _Node(NamedTuple):
+    """A dask worker."""
+
+    name: str
+    host: str
+    number: int
+    """Among the workers of its host that were given the same devices."""
+
+
+class _Cluster(Farm):
+    """The workers that a dask cluster has when the run begins."""
+
+    def __init__(self, client: Any, timeout: float | None, connect: float) -> None:
+        self._client, self._timeout = client, timeout
+        self._limit = None if timeout is None else timeout + _GRACE
+        self._nodes: dict[str, _Node] = {}
+        self._able: dict[str, dict[str, dict[str, str]]] = {}
+        """By backend and address, the variables of the process that holds the library."""
         self._entries: dict[str, list[BackendInfo]] = {}
-        self.lost = [LostNode(node.name, node.host, "", reason) for node, reason in greeted(nodes, connect)]
+        self._unable: list[LostNode] = []
+        self._threads: dict[str, int] = client.nthreads()
+        places: Counter[tuple[str, str]] = Counter()
+        for address, answer in self._ask(connect, greet, {address: () for address in self._threads}).items():
+            if isinstance(answer, BaseException):
+                self._unable.append(LostNode(f"worker {address}", "", "", _problem(answer)))
+                continue
+            name, host, visible, version = answer
+            if version != __version__:
+                problem = f"has pybnorm {version}, and this is {__version__}"
+                self._unable.append(LostNode(f"worker {name}", host, "", problem))
+                continue
+            self._nodes[address] = _Node(f"worker {name}", host, places[host, visible])
+            places[host, visible] += 1
+
+    @property
+    def lost(self) -> list[LostNode]:
+        """The workers that could not be used, and those that are gone."""
+        present = self._present()
+        gone = [node for address, node in self._nodes.items() if address not in present]
+        return [*self._unable, *(LostNode(node.name, node.host, "", "its worker is gone") for node in gone)]
+
+    def _present(self) -> Mapping[str, int]:
+        """The threads of the workers that are there, by address."""
+        try:
+            present: dict[str, int] = self._client.nthreads()
+        except Exception:  # the scheduler is gone
+            return {}
+        return present
+
+    def _ask(self, seconds: float | None, function: Any, arguments: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
+        """Call `function` on workers, by address with its arguments; what each returned, or an exception."""
+        import distributed
+
+        futures = {
+            address: self._client.submit(function, *values, workers=[address], allow_other_workers=False, pure=False)
+            for address, values in arguments.items()
+        }
+        end = None if seconds is None else time.monotonic() + seconds
+        for future in futures.values():
+            with contextlib.suppress(distributed.TimeoutError, distributed.CancelledError):
+                future.exception(None if end is None else max(0.0, end - time.monotonic()))
+        silence = NotRunError(f"gave no answer in {seconds or 0:g} s")
+        return {
+            address: f.result() if f.status == "finished" else f.exception() if f.status == "error" else silence
+            for address, f in futures.items()
+        }
 
     def describe(self, backend: str) -> BackendInfo:
-        asked = [(n, n.submit(settled, backend, self._timeout, n.index)) for n in self._nodes if not n.ended]
+        arguments = {address: (backend, self._timeout, node.number) for address, node in self._nodes.items()}
         entries: dict[str, BackendInfo] = {}
-        lost, bad = [], []
-        self._able[backend] = []
-        for node, future in asked:
-            try:
-                info, node.environments[backend] = future.result(self._limit)
-                tried = [f"{file}: {why}" for _, file, why in info.attempts] if info.override else []
-                problem = "; ".join(filter(None, [info.problem, *tried]))
-            except FutureTimeoutError:
-                problem = node.ended = f"gave no answer in {self._limit:g} s"
-            except (Exception, CancelledError) as error:
-                bad.append(error)
-                problem = f"{type(error).__name__}: {error}"
-            else:
-                if not problem:
-                    self._able[backend].append(node)
-                    entries.setdefault(info.id, info)
-                    continue
+        bad: list[Any] = []
+        unable: list[LostNode] = []
+        able = self._able[backend] = {}
+        for address, answer in self._ask(self._limit, settled, arguments).items():
+            info, variables = answer if isinstance(answer, tuple) else (answer, {})
+            if problem := _problem(info):
                 bad.append(info)
-            lost.append(LostNode(node.name, node.host, backend, problem))
+                unable.append(LostNode(self._nodes[address].name, self._nodes[address].host, backend, problem))
+            else:
+                able[address] = variables
+                entries.setdefault(info.id, info)
         self._entries[backend] = list(entries.values())
         if entries:
-            self.lost += lost
+            self._unable += unable
             return self._entries[backend][0]
         first = next((b for b in bad if isinstance(b, BackendInfo)), *bad[:1])
         if isinstance(first, BackendInfo):
             return first
-        raise first or NotRunError("no node is left: " + "; ".join(f"{n}: {n.ended}" for n in self._nodes))
+        raise first or NotRunError("no node is left: " + "; ".join(f"{n.node}: {n.reason}" for n in self._unable))
 
     def others(self, backend: str) -> list[BackendInfo]:
         return self._entries.get(backend, [])[1:]
 
     def executor(self, backend: str, cases: int) -> Executor:
-        def wrap(node: Node, function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-            return isolated, backend, self._timeout, node.environments.get(backend, {}), function, *arguments
+        able = self._able.get(backend, {address: {} for address in self._nodes})
+        variables = {self._nodes[address].name: own for address, own in able.items() if own}
+        # where all can run it so can a worker that joins or begins again, which has another address
+        chosen = None if len(able) == len(self._threads) else list(able)
+        submit = functools.partial(self._client.submit, on_worker, variables, self._timeout, workers=chosen, pure=False)
+        threads = sum(self._threads[address] for address in able)
+        return Tasks(submit, threads, self._limit, lambda: any(a in (chosen or [a]) for a in self._present()))
 
-        return Dealer(self._able.get(backend, self._nodes), backend, wrap, self._limit, self.lost)
+
+class Tasks(Executor):
+    """Calls on a dask cluster's workers; the scheduler has no more of them than its workers can make at a time.
+
+    Dask suspects every call that a worker has when it ends, those that wait there too: so none waits there.
+    """
+
+    def __init__(
+        self, submit: Callable[..., Any], threads: int, limit: float | None, left: Callable[[], object]
+    ) -> None:
+        self._dask, self._limit, self._left = submit, limit, left
+        self._threads = ThreadPoolExecutor(max(1, threads), thread_name_prefix="pybnorm dask")
+        self._open: set[Any] = set()
+        self._lock = threading.Lock()
+        self._closed = ""
+        """Why no call is made any more."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call an importable function on some worker."""
+        return self._threads.submit(self._call, fn, args)
+
+    def _call(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Make a call; again where its connection broke or its worker was silent, and it has no answer."""
+        import distributed
+
+        for _ in range(_TRIES):
+            with self._lock:
+                if self._closed:
+                    raise NotRunError(self._closed)
+                task = self._dask(fn, *args)
+                self._open.add(task)
+            with contextlib.suppress(distributed.TimeoutError, distributed.CancelledError):
+                task.exception(self._limit)
+            self._open.discard(task)
+            if task.status in ("finished", "error"):
+                return task.result()
+            if not self._left():
+                self._closed = "no worker is left"
+        raise NotRunError(self._closed or f"no worker gave an answer in {self._limit or 0:g} s")
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End after the calls in progress if `wait`, else without their answers."""
+        self._threads.shutdown(wait=False, cancel_futures=cancel_futures or not wait)
+        if not wait:
+            with self._lock:
+                self._closed = "the run has ended"
+            for task in list(self._open):
+                task.cancel()
+        self._threads.shutdown(wait=True)
+
+
+def greet() -> tuple[str, str, str, str]:
+    """The name, the host, the visible devices and the version of this dask worker."""
+    import distributed
+
+    return str(distributed.get_worker().name), socket.gethostname(), environment.visible(), __version__
+
+
+def on_worker(
+    variables: Mapping[str, Mapping[str, str]],
+    timeout: float | None,
+    function: Callable[..., Any],
+    opener: Callable[[str], Session],
+    backend: str,
+    *arguments: Any,
+) -> Any:
+    """Call `run_recorded` in a process of this dask worker, with its own of the `variables`."""
+    import distributed
+
+    name = f"worker {distributed.get_worker().name}"
+    result, info = isolated(backend, timeout, variables.get(name, {}), function, opener, backend, *arguments)
+    result.node = name
+    return result, info
+
+
+def _problem(answer: BackendInfo | BaseException) -> str:
+    """Why a worker that gave this answer cannot be used; empty if it can."""
+    if isinstance(answer, BackendInfo):
+        tried = [f"{file}: {why}" for _, file, why in answer.attempts] if answer.override else []
+        return "; ".join(filter(None, [answer.problem, *tried]))
+    return str(answer) if isinstance(answer, NotRunError) else f"{type(answer).__name__}: {answer}"
 
 
 _kept: dict[tuple[str, tuple[tuple[str, str], ...]], list[Worker]] = {}  # idle processes, by backend and variables
