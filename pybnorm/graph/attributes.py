@@ -241,7 +241,7 @@ class _Attributes(_Named):
     def __init__(self) -> None:
         super().__init__()
         self._compute: DataType | None = None
-        self._slots: dict[str, TensorAttributes] = {}
+        self._slots: dict[str, Any] = {}
 
     def set_compute_data_type(self: _SelfNode, data_type: object) -> _SelfNode:
         """Set float32, the only one; default: the graph's."""
@@ -255,41 +255,33 @@ class _Attributes(_Named):
 
 def _slot(
     role: str,
-) -> tuple[
-    Callable[[_SelfNode, TensorAttributes], _SelfNode],
-    Callable[[_Attributes], TensorAttributes | None],
-]:
-    """hipDNN's setter and getter of a tensor that the graph's method is given, or makes: kept, and of no effect."""
+    check: Callable[[Any, str], Any] = _tensor,
+    setting: str = "Keep {0} for `get_{0}`, as hipDNN does; the graph's method decides what the node's is.",
+    getting: str = "Return what `set_{0}` was given; None unless set.",
+) -> tuple[Callable[[_SelfNode, Any], _SelfNode], Callable[[_Attributes], Any]]:
+    """hipDNN's setter and getter of an attribute."""
 
-    def setter(self: _SelfNode, tensor: TensorAttributes) -> _SelfNode:
-        self._slots = {**self._slots, role: _tensor(tensor, role)}
+    def setter(self: _SelfNode, value: Any) -> _SelfNode:
+        self._slots = {**self._slots, role: check(value, role)}  # a copy of the node's attributes keeps the old one
         return self
 
-    def getter(self: _Attributes) -> TensorAttributes | None:
+    def getter(self: _Attributes) -> Any:
         return self._slots.get(role)
 
     setter.__name__, getter.__name__ = f"set_{role}", f"get_{role}"
-    setter.__doc__ = f"Keep {role} for `get_{role}`, as hipDNN does; the graph's method decides what the node's is."
-    getter.__doc__ = f"Return what `set_{role}` was given; None unless set."
+    setter.__doc__, getter.__doc__ = setting.format(role), getting.format(role)
     return setter, getter
 
 
 class _StatisticsAttributes(_Attributes):
     """Attributes of nodes that take statistics from x: scalars are tensors passed by value or plain numbers."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._epsilon: TensorAttributes | None = None
-        self._peer_stats: tuple[TensorAttributes, ...] = ()
-
-    def set_epsilon(self: _SelfStatistics, epsilon: TensorAttributes | float) -> _SelfStatistics:
-        """Set what is added to the variance. Required; in backward without saved statistics only, unused with them."""
-        self._epsilon = _scalar(epsilon, "epsilon")
-        return self
-
-    def get_epsilon(self) -> TensorAttributes | None:
-        """The epsilon; None unless set."""
-        return self._epsilon
+    _peer_stats: tuple[TensorAttributes, ...] = ()
+    set_epsilon, get_epsilon = _slot(
+        "epsilon",
+        _scalar,
+        "Set what is added to the variance. Required; in backward without saved statistics only, unused with them.",
+    )
 
     def set_peer_stats(self: _SelfStatistics, peer_stats: Sequence[TensorAttributes]) -> _SelfStatistics:
         """Give any tensors: statistics are those of all ranks of the graph's `set_communicator`, by `pybnorm.sync`."""
@@ -313,33 +305,13 @@ class BatchnormAttributes(_StatisticsAttributes):
     0.1
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._momentum: TensorAttributes | None = None
-        self._prev_running_mean: TensorAttributes | None = None
-        self._prev_running_variance: TensorAttributes | None = None
-        self._unbiased = True
+    _unbiased = True
 
     def set_previous_running_stats(
         self, mean: TensorAttributes, variance: TensorAttributes, momentum: TensorAttributes | float
     ) -> BatchnormAttributes:
         """Ask for next = (1 - momentum) * previous + momentum * batch; `set_unbiased` says which batch variance."""
         return self.set_prev_running_mean(mean).set_prev_running_variance(variance).set_momentum(momentum)
-
-    def set_prev_running_mean(self, mean: TensorAttributes) -> BatchnormAttributes:
-        """Set the previous mean, together with the variance and the momentum."""
-        self._prev_running_mean = _tensor(mean, "prev_running_mean")
-        return self
-
-    def set_prev_running_variance(self, variance: TensorAttributes) -> BatchnormAttributes:
-        """Set the previous variance, together with the mean and the momentum."""
-        self._prev_running_variance = _tensor(variance, "prev_running_variance")
-        return self
-
-    def set_momentum(self, momentum: TensorAttributes | float) -> BatchnormAttributes:
-        """Set the factor, from 0 to 1, together with the previous mean and variance."""
-        self._momentum = _scalar(momentum, "momentum")
-        return self
 
     def set_unbiased(self, unbiased: bool) -> BatchnormAttributes:
         """Say whether the running variance takes the unbiased variance, as hipDNN does; its README says the plain
@@ -351,18 +323,15 @@ class BatchnormAttributes(_StatisticsAttributes):
         """The flag; True unless set."""
         return self._unbiased
 
-    def get_prev_running_mean(self) -> TensorAttributes | None:
-        """The previous running mean; None without running statistics."""
-        return self._prev_running_mean
-
-    def get_prev_running_variance(self) -> TensorAttributes | None:
-        """The previous running variance; None without running statistics."""
-        return self._prev_running_variance
-
-    def get_momentum(self) -> TensorAttributes | None:
-        """The momentum; None without running statistics."""
-        return self._momentum
-
+    set_prev_running_mean, get_prev_running_mean = _slot(
+        "prev_running_mean", setting="Set the previous mean, together with the variance and the momentum."
+    )
+    set_prev_running_variance, get_prev_running_variance = _slot(
+        "prev_running_variance", setting="Set the previous variance, together with the mean and the momentum."
+    )
+    set_momentum, get_momentum = _slot(
+        "momentum", _scalar, "Set the factor, from 0 to 1, together with the previous mean and variance."
+    )
     set_x, get_x = _slot("x")
     set_scale, get_scale = _slot("scale")
     set_bias, get_bias = _slot("bias")
@@ -417,35 +386,16 @@ class BatchnormBackwardAttributes(_StatisticsAttributes):
     True
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._mean: TensorAttributes | None = None
-        self._inv_variance: TensorAttributes | None = None
-
     def set_saved_mean_and_inv_variance(
         self, mean: TensorAttributes, inv_variance: TensorAttributes
     ) -> BatchnormBackwardAttributes:
         """Set the statistics that batchnorm saved; inv_variance is 1 / sqrt(biased variance + epsilon)."""
         return self.set_mean(mean).set_inv_variance(inv_variance)
 
-    def set_mean(self, mean: TensorAttributes) -> BatchnormBackwardAttributes:
-        """Set the saved mean, together with the inverse standard deviation."""
-        self._mean = _tensor(mean, "mean")
-        return self
-
-    def set_inv_variance(self, inv_variance: TensorAttributes) -> BatchnormBackwardAttributes:
-        """Set the saved inverse standard deviation, together with the mean."""
-        self._inv_variance = _tensor(inv_variance, "inv_variance")
-        return self
-
-    def get_mean(self) -> TensorAttributes | None:
-        """The saved mean; None if statistics are computed from x."""
-        return self._mean
-
-    def get_inv_variance(self) -> TensorAttributes | None:
-        """The saved inverse standard deviation; None if statistics are computed from x."""
-        return self._inv_variance
-
+    set_mean, get_mean = _slot("mean", setting="Set the saved mean, together with the inverse standard deviation.")
+    set_inv_variance, get_inv_variance = _slot(
+        "inv_variance", setting="Set the saved inverse standard deviation, together with the mean."
+    )
     set_dy, get_dy = _slot("dy")
     set_x, get_x = _slot("x")
     set_scale, get_scale = _slot("scale")
@@ -463,10 +413,7 @@ class PointwiseAttributes(_Attributes):
     'RELU_FWD'
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._mode: PointwiseMode | None = None
-        self._clips: dict[str, float] = {}
+    _mode: PointwiseMode | None = None
 
     def set_mode(self, mode: PointwiseMode | str) -> PointwiseAttributes:
         """Set the operation; required."""
@@ -481,34 +428,23 @@ class PointwiseAttributes(_Attributes):
         """The operation; None unless set."""
         return self._mode
 
-    def set_relu_lower_clip(self, value: float) -> PointwiseAttributes:
-        """Set where the slope below begins, 0 unless set: y is the clip plus slope times the distance from it."""
-        self._clips["relu_lower_clip"] = _arguments.scalar(value, "relu_lower_clip")
-        return self
-
-    def get_relu_lower_clip(self) -> float | None:
-        """The lower clip; None unless set."""
-        return self._clips.get("relu_lower_clip")
-
-    def set_relu_upper_clip(self, value: float) -> PointwiseAttributes:
-        """Set the largest y; infinity unless set."""
-        self._clips["relu_upper_clip"] = _arguments.scalar(value, "relu_upper_clip")
-        return self
-
-    def get_relu_upper_clip(self) -> float | None:
-        """The upper clip; None unless set."""
-        return self._clips.get("relu_upper_clip")
-
-    def set_relu_lower_clip_slope(self, value: float) -> PointwiseAttributes:
-        """Set the slope below the lower clip; 0 unless set."""
-        self._clips["relu_lower_clip_slope"] = _arguments.scalar(value, "relu_lower_clip_slope")
-        return self
-
-    def get_relu_lower_clip_slope(self) -> float | None:
-        """The slope; None unless set."""
-        return self._clips.get("relu_lower_clip_slope")
-
+    set_relu_lower_clip, get_relu_lower_clip = _slot(
+        "relu_lower_clip",
+        _arguments.scalar,
+        "Set where the slope below begins, 0 unless set: y is the clip plus slope times the distance from it.",
+    )
+    set_relu_upper_clip, get_relu_upper_clip = _slot(
+        "relu_upper_clip", _arguments.scalar, "Set the largest y; infinity unless set."
+    )
+    set_relu_lower_clip_slope, get_relu_lower_clip_slope = _slot(
+        "relu_lower_clip_slope", _arguments.scalar, "Set the slope below the lower clip; 0 unless set."
+    )
     set_input_0, get_input_0 = _slot("input_0")
     set_input_1, get_input_1 = _slot("input_1")
     set_input_2, get_input_2 = _slot("input_2")
     set_output_0, get_output_0 = _slot("output_0")
+
+    @property
+    def _clips(self) -> dict[str, float]:
+        """The clips and the slope that are set."""
+        return {name: value for name, value in self._slots.items() if name.startswith("relu_")}
