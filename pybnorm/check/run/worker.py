@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -99,7 +98,6 @@ class Worker:
         self._calls: Connection | None = None
         self._lifeline = -1
         self._ended = False
-        self._thread: ThreadPoolExecutor | None = None
 
     @property
     def pid(self) -> int | None:
@@ -149,12 +147,6 @@ class Worker:
         assert isinstance(value, Exception)
         raise value
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """`call`, without waiting."""
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"pybnorm {self.backend}")
-        return self._thread.submit(self.call, function, *arguments)
-
     def describe(self) -> BackendInfo:
         """`pybnorm.check.run.session.describe` in the process: even loading a library cannot take this one down."""
         return self.call(describe, self.backend, timeout=self.timeout)
@@ -183,10 +175,7 @@ class Worker:
         self.kill()
 
     def close(self) -> None:
-        """End the process, after the calls that were submitted."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=True, cancel_futures=True)
-            self._thread = None
+        """End the process."""
         process = self._process
         if process is not None:
             assert self._calls is not None
