@@ -22,9 +22,12 @@ class _Vector(NamedTuple):
     record: _Record
 
 
-def _flat(whole: Buffer) -> Buffer:
-    """A parameter as a flat vector."""
-    return whole._replace(dims=(math.prod(whole.dims),), strides=(1,))
+def _filled(of: Any, made: Callable[[_Record], Any]) -> Any:
+    """What `made` makes of a record, a parameter's as a flat vector; any other argument as it is."""
+    if not isinstance(of, _Vector):
+        return made(of) if isinstance(of, _Record) else of
+    whole = made(of.record)
+    return whole._replace(dims=(math.prod(whole.dims),), strides=(1,)) if type(whole) is Buffer else whole
 
 
 class _Step(NamedTuple):
@@ -42,22 +45,12 @@ class _Step(NamedTuple):
 
     def checked(self, handle: Handle) -> Prepared:
         """The operation, checked and ready to run at any addresses."""
-        kind = handle.library.device_type
-
-        def described(record: _Record) -> Buffer:
-            return record.at(0, kind)
-
-        return prepare(handle, RECIPES[self.function], self._values(described))[0]
+        values = self._values(lambda record: record.at(0, handle.library.device_type))
+        return prepare(handle, RECIPES[self.function], values)[0]
 
     def _values(self, made: Callable[[_Record], Any]) -> tuple[Any, ...]:
-        def value(of: Any) -> Any:
-            if isinstance(of, _Vector):
-                whole = made(of.record)
-                return _flat(whole) if type(whole) is Buffer else whole
-            return made(of) if isinstance(of, _Record) else of
-
-        options = {name: value(option) for name, option in self.options.items()}
-        values: tuple[Any, ...] = RECIPES[self.function].bind(*map(value, self.arguments), **options)
+        options = {name: _filled(option, made) for name, option in self.options.items()}
+        values: tuple[Any, ...] = RECIPES[self.function].bind(*[_filled(of, made) for of in self.arguments], **options)
         return values
 
 
@@ -71,19 +64,13 @@ class _Joined(NamedTuple):
 
     def places(self) -> list[_Record | None]:
         """The tensor of each array argument."""
-        given = (*self.arguments, *self.options.values())
-        found = [of.record if isinstance(of, _Vector) else of for of in given]
+        found = [_filled(of, lambda record: record) for of in (*self.arguments, *self.options.values())]
         return [of for of in found if isinstance(of, _Record)]
 
     def bound(self, made: Callable[[_Record], Buffer]) -> tuple[list[Any], dict[str, Any]]:
         """The arguments, with buffers for records."""
-
-        def value(of: Any) -> Any:
-            if isinstance(of, _Vector):
-                return _flat(made(of.record))
-            return made(of) if isinstance(of, _Record) else of
-
-        return [value(of) for of in self.arguments], {name: value(of) for name, of in self.options.items()}
+        options = {name: _filled(of, made) for name, of in self.options.items()}
+        return [_filled(of, made) for of in self.arguments], options
 
 
 _STAGES = ("described", "validated", "operation graph built", "execution plans created", "support checked", "built")

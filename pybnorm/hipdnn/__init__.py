@@ -16,7 +16,8 @@ products, engines to choose from, plugins) is an AttributeError whose sentence s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pybnorm
@@ -98,6 +99,18 @@ if not TYPE_CHECKING:
         _refuse("", name)
 
 
+def _stage(name: str, told: Callable[..., Any]) -> Any:
+    """A method of `pybnorm.graph.Graph` whose errors are told hipDNN's way."""
+    method = getattr(graph.Graph, name)
+
+    @functools.wraps(method)
+    def stage(self: Graph, *arguments: Any, **options: Any) -> Any:
+        return told(functools.partial(method, self, *arguments, **options))
+
+    stage.__doc__ = f"`pybnorm.graph.Graph.{name}`."
+    return stage
+
+
 class Graph(_Refusing, graph.Graph):
     """`pybnorm.graph.Graph` whose stages return an `Error` where that one raises.
 
@@ -118,9 +131,12 @@ class Graph(_Refusing, graph.Graph):
 
     _tensor_type = Tensor
 
-    def validate(self) -> Error:  # type: ignore[override]
-        """`pybnorm.graph.Graph.validate`."""
-        return _returned(super().validate)
+    validate = _stage("validate", _returned)
+    create_execution_plans = _stage("create_execution_plans", _returned)
+    check_support = _stage("check_support", _returned)
+    get_workspace_size = _stage("get_workspace_size", _raised)
+    get_plan_name = _stage("get_plan_name", _raised)
+    to_json = _stage("to_json", _raised)
 
     def checkNoDuplicateTensorIds(self) -> Error:
         """Say whether each uid has one tensor."""
@@ -133,16 +149,6 @@ class Graph(_Refusing, graph.Graph):
     def build_operation_graph(self, handle: Any) -> Error:  # type: ignore[override]
         """`pybnorm.graph.Graph.build_operation_graph`."""
         return _returned(lambda: super(Graph, self).build_operation_graph(_handle(handle)))
-
-    def create_execution_plans(  # type: ignore[override]
-        self, modes: Iterable[graph.HeuristicMode | str] = (graph.HeuristicMode.FALLBACK,)
-    ) -> Error:
-        """`pybnorm.graph.Graph.create_execution_plans`."""
-        return _returned(super().create_execution_plans, modes)
-
-    def check_support(self) -> Error:  # type: ignore[override]
-        """`pybnorm.graph.Graph.check_support`."""
-        return _returned(super().check_support)
 
     def build_plans(self, policy: BuildPlanPolicy = BuildPlanPolicy.HEURISTICS_CHOICE) -> Error:  # type: ignore[override]
         """`pybnorm.graph.Graph.build_plans`."""
@@ -159,29 +165,17 @@ class Graph(_Refusing, graph.Graph):
 
         return _returned(both)
 
-    def get_workspace_size(self) -> int:
-        """`pybnorm.graph.Graph.get_workspace_size`."""
-        size: int = _raised(super().get_workspace_size)
-        return size
-
     def get_autotune_workspace_size(self) -> int:
         """`get_workspace_size`: there is one plan."""
         return self.get_workspace_size()
 
     def get_workspace_size_plan_at_index(self, plan_index: int) -> int:
         """`pybnorm.graph.Graph.get_workspace_size_plan_at_index`."""
-        size: int = _raised(super().get_workspace_size_plan_at_index, plan_index)
-        return size
-
-    def get_plan_name(self) -> str:
-        """`pybnorm.graph.Graph.get_plan_name`."""
-        name: str = _raised(super().get_plan_name)
-        return name
+        return int(_raised(super().get_workspace_size_plan_at_index, plan_index))
 
     def get_plan_name_at_index(self, plan_index: int) -> str:
         """`pybnorm.graph.Graph.get_plan_name_at_index`."""
-        name: str = _raised(super().get_plan_name_at_index, plan_index)
-        return name
+        return str(_raised(super().get_plan_name_at_index, plan_index))
 
     def execute(  # type: ignore[override]
         self, handle: Any, variant_pack: Mapping[Any, Any], workspace: Any = 0
@@ -223,11 +217,6 @@ class Graph(_Refusing, graph.Graph):
     def tensor(tensor: graph.TensorAttributes) -> graph.TensorAttributes:  # type: ignore[override]
         """A copy of a tensor."""
         return graph.Graph().tensor(tensor)
-
-    def to_json(self) -> str:
-        """`pybnorm.graph.Graph.to_json`."""
-        text: str = _raised(super().to_json)
-        return text
 
     def from_json(self, handle: Any = None, json_string: Any = None) -> Error:  # type: ignore[override]
         """``from_json(json_string)``, or ``from_json(handle, json_string)``, which builds the operation graph too."""
