@@ -15,7 +15,7 @@ from pybnorm.check.language.calls import COMPOSED as CALLS
 from pybnorm.check.language.lines import expand
 from pybnorm.check.language.problem import COMPOSED, Problem
 from pybnorm.check.language.vendor_lines import vendor_lines
-from pybnorm.check.run import ranks
+from pybnorm.check.run import perform
 from pybnorm.check.run.runner import Session, run_case
 from pybnorm.check.run.session import open_session
 from pybnorm.check.selftest.simulated import array_of
@@ -171,7 +171,7 @@ def test_ranks_of_which_one_is_empty_are_judged_as_the_whole_batch(onednn, line)
 
 @pytest.mark.parametrize("line", [*SYNC, f"{SYNC[1]},bitwise=1"])
 def test_sums_of_another_rank_that_are_not_added_are_found(onednn, monkeypatch, line):
-    exchange = ranks.Threads._exchange
+    exchange = perform.Threads._exchange
 
     def without_statistics(self, send, put):
         """The last rank's first statistic does not arrive; its header, at the end, does."""
@@ -181,19 +181,19 @@ def test_sums_of_another_rank_that_are_not_added_are_found(onednn, monkeypatch, 
 
     problem = Problem.parse(line.format("spatial"))
     assert run_case(problem, onednn).status == Status.PASS
-    monkeypatch.setattr(ranks.Threads, "_exchange", without_statistics)
+    monkeypatch.setattr(perform.Threads, "_exchange", without_statistics)
     result = run_case(problem, onednn)
     assert result.status == Status.FAIL, (result.message, result.verdicts)
 
 
 def test_ranks_that_do_not_agree_are_found(onednn, monkeypatch):
-    one = ranks._rank
+    one = perform._rank
 
     def other(*given):
         found = one(*given)
         return {name: values + (given[4] == 1) for name, values in found.items()}
 
-    monkeypatch.setattr(ranks, "_rank", other)
+    monkeypatch.setattr(perform, "_rank", other)
     result = run_case(Problem.parse(SYNC[0].format("spatial")), onednn)
     assert (result.status, result.message) == (Status.FAIL, "rank 1 has another running_mean than rank 0")
     assert run_case(Problem.parse(SYNC[1].format("spatial")), onednn).status == Status.FAIL
@@ -205,7 +205,7 @@ def test_a_rank_that_raises_ends_the_call(onednn, monkeypatch):
             raise ValueError("the link is down")
         self._exchange(send, lambda rank, vector: None)
 
-    monkeypatch.setattr(ranks.Threads, "all_gather", fails)
+    monkeypatch.setattr(perform.Threads, "all_gather", fails)
     result = run_case(Problem.parse(SYNC[0].format("spatial")), onednn)
     assert (result.status, result.message) == (Status.ERROR, "ValueError: the link is down")
 

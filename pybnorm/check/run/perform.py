@@ -2,20 +2,163 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from pybnorm import _core, errors, operations
+import numpy as np
+
+from pybnorm import _core, devices, errors, operations, sync
+from pybnorm._arrays import Buffer, numpy_dtype
 from pybnorm.check.judging.bounds import Status
+from pybnorm.check.language import calls
 from pybnorm.check.language.activations import limits
 from pybnorm.check.language.calls import METHODS, STATED, axis, method, options
 from pybnorm.check.language.problem import Problem
 from pybnorm.check.run.implementations import CallError
-from pybnorm.check.run.ranks import synchronized
 from pybnorm.check.run.session import Session
 from pybnorm.enums import Capability, Operation
 from pybnorm.operations import activated
 from pybnorm.operations.preparation import prepare
+from pybnorm.reference.namespaces import Array
+
+TIMEOUT = 120.0
+"""Seconds that a rank waits for the others."""
+
+
+class Threads:
+    """A `pybnorm.sync.Communicator` between threads of one process, whose vectors lie on one device.
+
+    Vectors are copied by axpby, which every backend has, so that no other library is needed on a GPU.
+    """
+
+    def __init__(self, shared: Shared, rank: int, handle: _core.Handle, device: devices.Device) -> None:
+        self.rank, self.size, self.devices = rank, shared.barrier.parties, (device.device_type,)
+        self._shared, self._handle, self._device = shared, handle, device
+
+    def vector(self, values: Array, device_type: int, stream: int) -> Buffer:
+        """A copy on the device."""
+        return self._device.from_numpy(values)
+
+    def all_gather(self, send: Buffer, received: Buffer, stream: int) -> None:
+        """Write the vectors of all ranks to `received`."""
+        length = send.dims[0]
+
+        def put(rank: int, vector: Buffer) -> None:
+            place = received.pointer + rank * length * received.dtype.itemsize
+            part = received._replace(pointer=place, dims=send.dims, strides=send.strides)
+            operations.axpby(self._handle, 1.0, vector, 0.0, part)
+
+        self._exchange(send, put)
+
+    def all_reduce(self, send: Buffer, received: Buffer, stream: int) -> None:
+        """Write the sum over all ranks to `received`."""
+        self._exchange(send, lambda rank, v: operations.axpby(self._handle, 1.0, v, float(rank > 0), received))
+
+    def read(self, vector: Buffer, out: Array, stream: int) -> None:
+        """Copy a vector to NumPy, and wait for it."""
+        out[:] = self._device.to_numpy(vector)
+
+    def _exchange(self, send: Buffer, put: Callable[[int, Buffer], None]) -> None:
+        self._device.synchronize()
+        self._shared.sent[self.rank] = send
+        self._shared.barrier.wait(TIMEOUT)
+        for rank, vector in enumerate(self._shared.sent):
+            put(rank, vector)
+        self._device.synchronize()
+        self._shared.barrier.wait(TIMEOUT)
+
+
+@dataclasses.dataclass
+class Shared:
+    """State that the ranks of one group share."""
+
+    barrier: threading.Barrier
+    sent: list[Any]
+
+
+def synchronized(session: Session, problem: Problem, buffers: Mapping[str, Any]) -> None:
+    """The call of `problem` on `Problem.shares` of its batch, each by a rank of its own.
+
+    y and dx are of all ranks. Statistics are those of the first rank; the others must have the same bits. dscale and
+    dbias, which each rank sums over its own data, are added up here.
+
+    Raises CallError: a rank has other statistics than the first.
+    """
+    shares = problem.shares
+    shared = Shared(threading.Barrier(len(shares)), [None] * len(shares))
+    written = [t.name for t in calls.outputs(problem) if not t.data]
+    before = {name: _values(session, buffers[name]) for name in written}
+    found: list[dict[str, Array]] = [{} for _ in shares]
+    errors: list[BaseException] = []
+
+    def rank(number: int) -> None:
+        try:
+            found[number] = _rank(session, problem, buffers, shared, number, before)
+        except BaseException as error:
+            errors.append(error)
+            shared.barrier.abort()
+
+    threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(len(shares))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
+    for name in written:
+        values = [own[name] for own in found]
+        if name in ("dscale", "dbias"):
+            total = np.sum([v.astype(np.float64) for v in values], axis=0).astype(values[0].dtype)
+        else:
+            total = values[0]
+            for number, other in enumerate(values[1:], 1):
+                if other.tobytes() != total.tobytes():
+                    raise CallError(Status.FAIL, f"rank {number} has another {name} than rank 0")
+        operations.axpby(session.handle, 1.0, session.device.from_numpy(total), 0.0, buffers[name])
+    session.device.synchronize()
+
+
+def _values(session: Session, buffer: Buffer) -> Array:
+    """What a parameter inside guarded memory holds."""
+    copy = session.device.from_numpy(np.zeros(buffer.dims, numpy_dtype(buffer.dtype)))
+    operations.axpby(session.handle, 1.0, buffer, 0.0, copy)
+    session.device.synchronize()
+    return session.device.to_numpy(copy)
+
+
+def _rank(
+    session: Session, problem: Problem, buffers: Mapping[str, Any], shared: Shared, number: int,
+    before: Mapping[str, Array],
+) -> dict[str, Array]:  # fmt: skip
+    """Outputs of one rank beside its part of y or dx."""
+    device = devices.device_for(session.device.device_type, session.device.device_id)
+    start, images = sum(problem.shares[:number]), problem.shares[number]
+    given: dict[str, Any] = {}
+    for tensor in calls.tensors(problem):
+        buffer = buffers[tensor.name]
+        if tensor.data:
+            step = buffer.strides[0] * buffer.dtype.itemsize
+            buffer = buffer._replace(pointer=buffer.pointer + start * step, dims=(images, *buffer.dims[1:]))
+        elif tensor.written:
+            buffer = device.from_numpy(before[tensor.name])
+        given[tensor.name] = buffer
+    chosen = {n: v for n, v in calls.options(problem).items() if n not in ("axis", "shares")}
+    axis = calls.axis(problem)
+    kept = (axis,) if isinstance(axis, int) else axis
+    channels = tuple(problem.dims[a] for a in kept)
+    with _core.Handle(session.backend, stream=device.stream or None, known_defects="ignore") as handle:
+        layer = sync.SyncBatchNorm(
+            handle, Threads(shared, number, handle, device), channels, dtype=problem.dtype, axis=axis,
+            deterministic=problem.bitwise,
+        )  # fmt: skip
+        name = "backward" if "dy" in given else "forward"
+        nbytes = layer.workspace_size(name, **given, **chosen)
+        memory = device.empty_bytes(nbytes) if nbytes else None
+        getattr(layer, name)(**given, **chosen, workspace=memory)
+        device.synchronize()
+        return {n: device.to_numpy(given[n]) for n in before}
 
 
 def make(session: Session, problem: Problem, buffers: Mapping[str, Any], workspace: Any) -> None:
