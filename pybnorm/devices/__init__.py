@@ -2,72 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from pybnorm import _arguments
-from pybnorm._arrays import CPU, CUDA, ROCM, Buffer, Memory
-from pybnorm.enums import DataType
+from pybnorm._arrays import CPU, CUDA, ROCM
+from pybnorm.devices._copying import Device
 from pybnorm.errors import ArgumentError
 
 __all__ = ["Device", "device_count", "device_for", "driver"]
-
-
-class Device(Protocol):
-    """Interface of `pybnorm.devices.cpu.Device`, `pybnorm.devices.cuda.Device` and `pybnorm.devices.hip.Device`.
-
-    Examples
-    --------
-    >>> cpu = pybnorm.devices.device_for(1)
-    >>> buffer = cpu.from_numpy(np.zeros(3, np.float32))
-    >>> cpu.refill(buffer, np.float32([1, 2, 3]).view(np.uint8))
-    >>> cpu.synchronize()
-    >>> cpu.synchronize_all()
-    >>> cpu.to_numpy(buffer)
-    array([1., 2., 3.], dtype=float32)
-    >>> cpu.empty_bytes(256).nbytes, len(cpu.time(lambda: None, repeats=2))
-    (256, 2)
-    """
-
-    device_type: int
-    """Device type as in DLPack."""
-    device_id: int
-    name: str
-
-    @property
-    def stream(self) -> int:
-        """Address of the stream of the device's copies and events, for `Handle.set_stream`. 0 on the CPU."""
-        ...
-
-    def from_numpy(self, array: Any, dtype: DataType | None = None) -> Buffer:
-        """Copy an array of any strides: the result has the same strides, and the bytes in its gaps are copied too."""
-        ...
-
-    def refill(self, buffer: Buffer, data: Any) -> None:
-        """Copy bytes, a NumPy array of uint8, over those of what `from_numpy` made; waits for the stream."""
-        ...
-
-    def to_numpy(self, buffer: Buffer) -> Any:
-        """Copy back what `from_numpy` made; waits for the stream."""
-        ...
-
-    def empty_bytes(self, nbytes: int) -> Memory:
-        """Uninitialised memory for a workspace, aligned to at least 64 bytes."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait for the stream."""
-        ...
-
-    def synchronize_all(self) -> None:
-        """Wait for every stream of the device, as work on a stream that is not known needs it."""
-        ...
-
-    def time(
-        self, call: Callable[[], object], *, repeats: int = 1, calls: int = 1, warmup: int = 0
-    ) -> tuple[float, ...]:
-        """Seconds per call, one number per repeat of `calls` calls, after `warmup` calls that are not timed."""
-        ...
 
 
 def device_for(device_type: int, device_id: int = 0) -> Device:

@@ -24,11 +24,41 @@ class Allocation(NamedTuple):
     numpy_dtype: np.dtype[Any]
 
 
-class Copying:
-    """A device's copies and timing, by its `_allocate`, `_copy` and `_timed`."""
+class Device:
+    """What `pybnorm.devices.cpu.Device`, `pybnorm.devices.cuda.Device` and `pybnorm.devices.hip.Device` have in common.
+
+    Each brings `_allocate`, `_copy` and `_timed`.
+
+    Examples
+    --------
+    >>> cpu = pybnorm.devices.device_for(1)
+    >>> buffer = cpu.from_numpy(np.zeros(3, np.float32))
+    >>> cpu.refill(buffer, np.float32([1, 2, 3]).view(np.uint8))
+    >>> cpu.synchronize()
+    >>> cpu.synchronize_all()
+    >>> cpu.to_numpy(buffer)
+    array([1., 2., 3.], dtype=float32)
+    >>> cpu.empty_bytes(256).nbytes, len(cpu.time(lambda: None, repeats=2))
+    (256, 2)
+    """
 
     device_type: int
+    """Device type as in DLPack."""
     device_id: int
+    name: str
+
+    @property
+    def stream(self) -> int:
+        """Address of the stream of the device's copies and events, for `Handle.set_stream`. 0 on the CPU."""
+        raise NotImplementedError
+
+    def synchronize(self) -> None:
+        """Wait for the stream."""
+        raise NotImplementedError
+
+    def synchronize_all(self) -> None:
+        """Wait for every stream of the device, as work on a stream that is not known needs it."""
+        raise NotImplementedError
 
     def from_numpy(self, array: Any, dtype: DataType | None = None) -> Buffer:
         """Copy an array of any strides to the device, on the stream, and wait for it.

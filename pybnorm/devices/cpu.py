@@ -10,13 +10,14 @@ from collections.abc import Callable
 
 from pybnorm import _arguments
 from pybnorm._arrays import CPU
-from pybnorm.devices._copying import Allocation, Copying, aligned_bytes
+from pybnorm.devices import _copying
+from pybnorm.devices._copying import Allocation, aligned_bytes
 from pybnorm.errors import ArgumentError
 
 __all__ = ["Allocation", "Device"]
 
 
-class Device(Copying):
+class Device(_copying.Device):
     """The CPU as a device.
 
     Parameters

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from pybnorm._arrays import CUDA
-from pybnorm.devices._copying import Copying
+from pybnorm.devices import _copying
 from pybnorm.errors import ArgumentError, LibraryNotFoundError, NotInitializedError
 
 __all__ = ["Device"]
 
 
-class Device(Copying):
+class Device(_copying.Device):
     """A CUDA device with a stream of its own, current on the thread that made it.
 
     Parameters

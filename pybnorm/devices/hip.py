@@ -16,7 +16,7 @@ from typing import Any
 
 from pybnorm._arrays import ROCM
 from pybnorm._find import LibrarySpec, OpenFailed, find
-from pybnorm.devices._copying import Copying
+from pybnorm.devices import _copying
 from pybnorm.errors import (
     AllocationError,
     ArgumentError,
@@ -185,7 +185,7 @@ def load(path: str | os.PathLike[str] | None = None) -> Runtime:
         return _loaded
 
 
-class Device(Copying):
+class Device(_copying.Device):
     """A ROCm device with a stream of its own, current on the thread that made it or last asked it for memory or times.
 
     Parameters
