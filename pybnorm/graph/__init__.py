@@ -75,8 +75,7 @@ from pybnorm.graph.attributes import (
 )
 from pybnorm.graph.description import _Description
 from pybnorm.graph.log import _configure_logging, _log, _logged
-from pybnorm.graph.lowering import _STAGES, _Joined, _Lowering, _rounded, _Step
-from pybnorm.graph.peers import _Exchange
+from pybnorm.graph.lowering import _STAGES, _Exchange, _Joined, _Lowering, _rounded, _Step
 from pybnorm.graph.rules import _dtype_of, _Record
 from pybnorm.graph.validation import _peers, _validated, _with_uids
 from pybnorm.graph.variant_pack import _bound, _check_overlaps

@@ -31,7 +31,6 @@ from pybnorm.graph import (
 )
 from pybnorm.graph.log import _log
 from pybnorm.graph.validation import _check_uids
-from pybnorm.hipdnn.absent import _refuse, _Refusing
 from pybnorm.hipdnn.handles import (
     DeviceBuffer,
     EngineInfo,
@@ -56,6 +55,8 @@ from pybnorm.hipdnn.types import (
     PointwiseMode,
     Tensor,
     _raised,
+    _refuse,
+    _Refusing,
     _returned,
 )
 

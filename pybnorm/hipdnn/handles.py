@@ -102,19 +102,7 @@ def _open(backend: str | None) -> pybnorm.Handle:
     raise failures[-1]
 
 
-def create_handle(stream: int = 0, *, backend: str | None = None) -> Handle:
-    """A `Handle`; parameters and errors are its.
-
-    Parameters
-    ----------
-    stream : int, default 0
-    backend : str, optional
-
-    Returns
-    -------
-    Handle
-    """
-    return Handle(stream, backend=backend)
+create_handle = Handle
 
 
 def _engine(engine_id: object) -> None:

@@ -401,40 +401,6 @@ def test_dask_at_an_address(of_the_pool, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_dying_library_costs_one_case_there_too(load_library, tmp_path):
-    """The dask worker lives on: its cases run in a process of their own."""
-    load_library("onednn")
-    script = tmp_path / "dying.py"
-    script.write_text(
-        "import json, sys\n"
-        "from simulated import open_exiting\n"
-        "from pybnorm.check.run import executors\n"
-        "from pybnorm.check.language.lines import expand\n"
-        "from pybnorm.check.run.runner import BackendInfo\n"
-        "if __name__ == '__main__':\n"
-        f"    with executors.opened('dask', jobs=2, timeout=60) as farm:\n"
-        "        if farm is not None:\n"
-        f"            cases = [p for line in ({GOOD!r}, {BAD!r}) for p in expand(line)]\n"
-        "            run = executors.run_cases(farm.executor('onednn', 9), BackendInfo('onednn'), cases,\n"
-        "                                      opener=open_exiting)\n"
-        "            print(json.dumps({r.case: r.status.value for r in run}), flush=True)\n"
-    )
-    done = subprocess.run(
-        [*launcher("dask"), str(script)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    statuses = json.loads(done.stdout)
-    assert statuses.pop(BAD) == "CRASHED"
-    assert set(statuses) == {str(p) for p in expand(GOOD)}
-    assert set(statuses.values()) == {"PASS"}
-
-
-@pytest.mark.slow
 def test_an_interrupted_pool_leaves_no_process(load_library, tmp_path):
     load_library("onednn")
     suite = tmp_path / "long.txt"

@@ -196,6 +196,8 @@ def test_an_executor_that_is_not_waited_for_ends_at_once(monkeypatch):
 def deadly(opener, backend, case, keep):
     if case == CASES[3]:
         os.kill(os.getppid(), signal.SIGKILL)  # the dask worker
+    if case == CASES[5]:
+        os._exit(3)  # the library, in its process
     return passing(opener, backend, case, keep)
 
 
@@ -210,11 +212,12 @@ def test_a_case_that_ends_its_workers_is_an_error_and_costs_no_other(monkeypatch
     with fewer, executors.opened("dask", jobs=2, timeout=LIMIT) as found, found.executor("onednn", 9) as executor:
         results = {r.case: r for r in executors.run_cases(executor, INFO, PROBLEMS)}
         assert {n.reason for n in found.lost} == {"its worker is gone"}
-    deadly_one = results.pop(CASES[3])
+    deadly_one, dying = results.pop(CASES[3]), results.pop(CASES[5])
     assert deadly_one.status == Status.ERROR
     assert "KilledWorker" in deadly_one.message
+    assert (dying.status, dying.message) == (Status.CRASHED, "the library's process died: exit status 3")
     assert {r.status for r in results.values()} == {Status.PASS}
-    assert sorted(results) == sorted(CASES[:3] + CASES[4:])
+    assert sorted(results) == sorted(CASES[:3] + CASES[4:5] + CASES[6:])
 
 
 # ---------------------------------------------------------------- whose device
