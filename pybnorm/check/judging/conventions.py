@@ -33,7 +33,7 @@ EACH = 6.0
 MOST = 20.0
 ALIKE = 3
 """Conventions that are named where the data do not tell them apart."""
-STATISTICS, PLACES, VECTOR = 16, 256, 256
+STATISTICS, PLACES, VECTOR = 16, 64, 256
 """Statistics and elements of each that are looked at of y or dx, and statistics of other outputs."""
 FEW = 8
 """Elements of a statistic that are looked at first."""
@@ -263,8 +263,11 @@ class _Seen:
                 return memory.reshape(dims[0], inner, dims[1]).transpose(0, 2, 1).reshape(dims)
             return np.ascontiguousarray(memory.transpose(0, 2, 1)).reshape(dims)
 
-        changed = {n: read(a) for n, a in inputs.arrays().items() if a.shape == inputs.x.shape}
-        other = type(self.expected)(problem, dataclasses.replace(inputs, **changed))
+        kept = self.expected.made
+        if "layout" not in kept:
+            changed = {n: read(a) for n, a in inputs.arrays().items() if a.shape == inputs.x.shape}
+            kept["layout"] = type(self.expected)(problem, dataclasses.replace(inputs, **changed))
+        other = kept["layout"]
         word = "NHWC is read as NCHW" if last else "NCHW is read as NHWC"
         values = other.outputs[self.output]
         if self.output in DATA_OUTPUTS:
@@ -332,16 +335,17 @@ _AXES: dict[str, Callable[[int], tuple[int, ...]]] = {
 
 def _fields(expected: Expected, picked: Any) -> Iterator[tuple[str, Array, Array]]:
     """Mean and variance of x over other axes, at the elements."""
-    x = on_host(expected.inputs.x).astype(np.float64)
-    own = (0,) if expected.problem.mode == Mode.PER_ACTIVATION else (0, *range(2, x.ndim))
-    seen = {own}
-    for text, axes in _AXES.items():
-        over = axes(x.ndim)
-        if over in seen or not over or math.prod(x.shape[a] for a in over) == 1:
+    shape, kept = expected.inputs.x.shape, expected.made
+    own = (0,) if expected.problem.mode == Mode.PER_ACTIVATION else (0, *range(2, len(shape)))
+    by_axes = {axes(len(shape)): text for text, axes in reversed(_AXES.items())}
+    for over, text in reversed(by_axes.items()):
+        if over == own or math.prod(shape[a] for a in over) == 1:
             continue
-        seen.add(over)
-        mean, variance = x.mean(axis=over, keepdims=True), x.var(axis=over, keepdims=True)
-        yield text, picked(np.broadcast_to(mean, x.shape)), picked(np.broadcast_to(variance, x.shape))
+        if over not in kept:
+            x = on_host(expected.inputs.x).astype(np.float64)
+            kept[over] = x.mean(axis=over, keepdims=True), x.var(axis=over, keepdims=True)
+        mean, variance = (picked(np.broadcast_to(a, shape)) for a in kept[over])
+        yield text, mean, variance
 
 
 class _Way(NamedTuple):

@@ -64,10 +64,10 @@ def _chains(expected: Expected, count: int) -> Iterator[_Chained]:
     if expected.problem.recomputes and expected.problem.m <= LONGEST * count:
         kinds.append(_Welford)
     for kind in kinds:
-        if (kind, count) not in expected.chained:
+        if (kind, count) not in expected.made:
             made = type("Chained", (kind, type(expected)), {"chains": count})
-            expected.chained[kind, count] = made(expected.problem, expected.inputs)
-        yield expected.chained[kind, count]  # type: ignore[misc]
+            expected.made[kind, count] = made(expected.problem, expected.inputs)
+        yield expected.made[kind, count]
 
 
 def _results(expected: Expected, output: str) -> Array:

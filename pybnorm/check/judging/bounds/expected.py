@@ -109,8 +109,8 @@ class Expected:
         self._axis = 1 if problem.mode != Mode.PER_ACTIVATION else tuple(range(1, len(problem.dims)))
         self._parameters: dict[str, Array] = {}
         self._sums: dict[bool, tuple[Array, Array]] = {}
-        self.chained: dict[tuple[type[Expected], int], Expected] = {}
-        """The results of long chains of sums, as far as they were asked for (`pybnorm.check.judging.bounds.chains`)."""
+        self.made: dict[Any, Any] = {}
+        """What other kernels make of the same inputs, as far as it was asked for (chains of sums, another layout)."""
         operation = problem.operation
         with np.errstate(all="ignore"):  # 0 * inf and the like are part of what is judged
             if operation == Operation.FORWARD_TRAINING:

@@ -44,6 +44,10 @@ LARGEST = 1 << 22
 """Places of a channel up to which conditions are counted."""
 FEW = 4
 """Values that are listed."""
+MODULUS = 1 << 12
+"""The largest one."""
+STEP = 1 << 20
+"""Elements that are counted at a time."""
 CELLS = (24, 64)
 """Channels and positions of a picture."""
 LEVELS = ".123456789x"
@@ -72,10 +76,10 @@ def levels(
     for part in expected.parts(output, got, classes):
         looked = held(expected, output, part)
         wrong, ratio = on_host(looked.over), on_host(looked.ratio)
+        ratio = ratio[wrong]
         with np.errstate(all="ignore"):
             size = np.clip(np.ceil(np.log2(np.maximum(ratio, 1.0))), 1, 9)
-        size = np.where(np.isfinite(ratio), size, len(LEVELS) - 1)
-        found[part.index] = np.where(wrong, size, 0)
+        found[part.index][wrong] = np.where(np.isfinite(ratio), size, len(LEVELS) - 1)
     for index, where in places:
         found[index][on_host(where)] = len(LEVELS) - 1
     return found
@@ -98,7 +102,7 @@ def within(found: Array, strides: tuple[int, ...] = ()) -> Where:
     return Where(_text(grid, best.conditions, covered, size), covered, size - covered, _picture(found))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Axis:
     """A coordinate of an element: a function of its channel, of its place in the channel, or of both."""
 
@@ -189,57 +193,117 @@ class _Grid:
             self._made[key] = make()
         return self._made[key]
 
-    def masks(self, conditions: tuple[_Condition, ...]) -> tuple[Array, Array]:
-        """Say which channels and which places hold the conditions on them."""
-        every, places = np.arange(self.channels), np.arange(self.m, dtype=np.int32)
-        channel, place = np.ones(self.channels, bool), np.ones(self.m, bool)
-        for condition in conditions:
-            axis = condition.axis
-            if axis.of == "channel":
-                channel = channel & condition.holds(every)
-            elif axis.of == "place":
-                values = self._once(axis, lambda axis=axis: self.values(axis, every[:1], places))
-                place = place & condition.holds(values)
-        return channel, place
+    def coordinates(self, axis: _Axis) -> Array:
+        """The coordinate of every channel, or of every place in one."""
+        if axis.of == "channel":
+            return np.arange(self.channels)
+        first = np.zeros(1, int)
+        return self._once(axis, lambda: self.values(axis, first, np.arange(self.m, dtype=np.int32)))
 
-    def size(self, conditions: tuple[_Condition, ...]) -> int:
-        """Elements that hold all conditions."""
-        channel, place = self.masks(conditions)
-        memory = [c for c in conditions if c.axis.of == "memory"]
-        if not memory:
-            return int(np.count_nonzero(channel)) * int(np.count_nonzero(place))
-        (condition,) = memory
-        zero = np.zeros(1, int)
-        first = self.offsets(np.flatnonzero(channel), zero)
-        second = self._once("memory", lambda: self.offsets(zero, np.arange(self.m)))[place]
-        if condition.modulus:
-            k = condition.modulus
-            one, two = (np.bincount(offsets % k, minlength=k) for offsets in (first, second))
-            remainders = np.arange(condition.low, condition.high + 1)
-            return sum(int(n) * int(two[(remainders - r) % k].sum()) for r, n in enumerate(one) if n)
-        second = np.sort(second)
-        up_to = (np.searchsorted(second, end - first, side="right") for end in (condition.low - 1, condition.high))
-        below, within_ = (int(counts.sum()) for counts in up_to)
-        return within_ - below
+    def box(self, conditions: tuple[_Condition, ...]) -> _Box:
+        """The elements that hold all conditions."""
+        masks = {"channel": np.ones(self.channels, bool), "place": np.ones(self.m, bool)}
+        for condition in conditions:
+            if condition.axis.of != "memory":
+                masks[condition.axis.of] &= condition.holds(self.coordinates(condition.axis))
+        return _Box(self, masks, next((c for c in conditions if c.axis.of == "memory"), None))
 
     def count(self, conditions: tuple[_Condition, ...]) -> tuple[int, int]:
         """Wrong elements that hold all conditions, and all elements that do."""
         if not conditions:
             return self.wrong, self.total
-        channel, place = self.masks(conditions)
-        memory = [c for c in conditions if c.axis.of == "memory"]
-        chosen, found = np.flatnonzero(channel), 0
-        for image, inside in enumerate(place.reshape(-1, self.inner)):  # one by one: an output may be large
-            if not inside.any():
+        box = self.box(conditions)
+        chosen, found = np.flatnonzero(box.masks["channel"]), 0
+        places = box.masks["place"].reshape(-1, self.inner)
+        step = max(1, STEP // (self.channels * self.inner))
+        for first in range(0, len(places), step):  # one by one: an output may be large
+            own = places[first : first + step]
+            if not own.any():
                 continue
-            wrong = self.levels[image][channel][:, inside]
-            if memory and wrong.any():
-                at, of = np.nonzero(wrong)
-                offsets = self.offsets(chosen[at], image * self.inner + np.flatnonzero(inside)[of])
-                found += int(np.count_nonzero(memory[0].holds(offsets)))
-            else:
+            wrong = (self.levels[first : first + step, chosen] > 0) & own[:, None]
+            if box.memory is None:
                 found += int(np.count_nonzero(wrong))
-        return found, self.size(conditions)
+            elif wrong.any():
+                image, channel, inside = np.nonzero(wrong)
+                offsets = self.offsets(chosen[channel], (first + image) * self.inner + inside)
+                found += int(np.count_nonzero(box.memory.holds(offsets)))
+        return found, box.size(box.memory)
+
+
+class _Box:
+    """The elements that hold some conditions, and how many of them hold one more."""
+
+    def __init__(self, grid: _Grid, masks: dict[str, Array], memory: _Condition | None) -> None:
+        self.grid, self.masks, self.memory = grid, masks, memory
+        self.counts = {of: int(np.count_nonzero(mask)) for of, mask in masks.items()}
+        self._histograms: dict[_Axis, _Histogram] = {}
+
+    def size(self, condition: _Condition | None) -> int:
+        """Elements that hold a condition, too."""
+        if condition is None:
+            return self.counts["channel"] * self.counts["place"]
+        if condition.axis.of == "memory":
+            return self._in_memory(condition)
+        axis = condition.axis
+        if axis not in self._histograms:
+            own = self.grid.coordinates(axis)[self.masks[axis.of]]
+            self._histograms[axis] = _Histogram(np.bincount(own, minlength=axis.size))
+        other = self.counts["place" if axis.of == "channel" else "channel"]
+        return other * self._histograms[axis].count(condition)
+
+    @functools.cached_property
+    def _offsets(self) -> tuple[Array, Array]:
+        """What each channel, and each place in order, gives to an offset in memory."""
+        grid, zero = self.grid, np.zeros(1, int)
+        every = grid._once("memory", lambda: grid.offsets(zero, np.arange(grid.m)))
+        return grid.offsets(np.flatnonzero(self.masks["channel"]), zero), np.sort(every[self.masks["place"]])
+
+    @functools.cached_property
+    def _remainders(self) -> _Histogram:
+        """Numbers of elements by the remainder of their offset: those of channels and of places, convolved."""
+        k = _largest_modulus(self.grid.total)
+        counts = [np.fft.rfft(np.bincount(offsets % k, minlength=k)) for offsets in self._offsets]
+        return _Histogram(np.rint(np.fft.irfft(counts[0] * counts[1])).astype(np.int64))
+
+    def _in_memory(self, condition: _Condition) -> int:
+        if condition.modulus:
+            return self._remainders.count(condition)
+        first, second = self._offsets
+        up_to = (np.searchsorted(second, end - first, side="right") for end in (condition.low - 1, condition.high))
+        below, within_ = (int(counts.sum()) for counts in up_to)
+        return within_ - below
+
+
+class _Histogram:
+    """Numbers of elements by a coordinate."""
+
+    def __init__(self, counts: Array) -> None:
+        self._counts, self._below = counts, np.concatenate([[0], counts.cumsum()])
+        self._folded: dict[int, Array] = {}
+
+    def count(self, condition: _Condition) -> int:
+        """Elements that hold a condition."""
+        if condition.few:
+            return int(self._counts[list(condition.few)].sum())
+        if not condition.modulus:
+            return int(self._below[condition.high + 1] - self._below[condition.low])
+        return int(self.remainders(condition.modulus)[condition.low : condition.high + 1].sum())
+
+    def remainders(self, modulus: int) -> Array:
+        """Numbers of elements by the remainder of the coordinate; moduli are powers of 2."""
+        if not self._folded:
+            k = _largest_modulus(len(self._counts) + 1)
+            folded = np.pad(self._counts, (0, -len(self._counts) % k)).reshape(-1, k).sum(axis=0)
+            while k > 1:
+                self._folded[k] = folded
+                k //= 2
+                folded = folded[:k] + folded[k:]
+        return self._folded[modulus]
+
+
+def _largest_modulus(size: int) -> int:
+    """The largest power of 2 that tells coordinates below `size` apart."""
+    return min(MODULUS, 1 << (size - 1).bit_length() - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,9 +362,10 @@ class _Condition:
         return f"the first {count} {axis.many}{each}" if low == 0 else f"{axis.many} {low} to {high}{of}"
 
 
-def _conditions(axis: _Axis, values: Array) -> Iterator[_Condition]:
-    """List what may describe values of a coordinate that has others, too."""
+def _conditions(axis: _Axis, values: Array) -> Iterator[tuple[_Condition, int]]:
+    """List what may describe values of a coordinate that has others, too, and how many of them it does."""
     distinct, counts = np.unique(values, return_counts=True)
+    sums = np.concatenate([[0], counts.cumsum()])
     low, high, size = int(distinct[0]), int(distinct[-1]), axis.size
     ends = {(low, high), (low, size - 1), (0, high)}
     most = int(distinct[counts.argmax()])
@@ -312,18 +377,19 @@ def _conditions(axis: _Axis, values: Array) -> Iterator[_Condition]:
     for first, last in sorted(ends):
         inner = first > 0 and last < size - 1
         if (first, last) != (0, size - 1) and not (inner and axis.of == "memory"):  # which says little to a reader
-            yield _Condition(axis, first, last)
+            covered = sums[np.searchsorted(distinct, last, "right")] - sums[np.searchsorted(distinct, first)]
+            yield _Condition(axis, first, last), int(covered)
     if 1 < len(distinct) <= FEW and axis.of == "channel":
-        yield _Condition(axis, 0, 0, few=tuple(distinct.tolist()))
+        yield _Condition(axis, 0, 0, few=tuple(distinct.tolist())), len(values)
     modulus = 2
-    while modulus < min(size, 1 << 13):
+    while modulus <= _largest_modulus(size):
         remainders = distinct % modulus
         weights = np.bincount(remainders, weights=counts, minlength=modulus)
         most = int(weights.argmax())
-        yield _Condition(axis, most, most, modulus)
+        yield _Condition(axis, most, most, modulus), int(weights[most])
         first, last = int(remainders.min()), int(remainders.max())
         if first < last and (first, last) != (0, modulus - 1):
-            yield _Condition(axis, first, last, modulus)
+            yield _Condition(axis, first, last, modulus), len(values)
         modulus *= 2
 
 
@@ -355,24 +421,24 @@ def _search(grid: _Grid) -> _Found:
     for _ in range(DEEPEST):
         longer: list[_Found] = []
         for found in row:
+            if any(c.axis.of == "memory" for c in found.conditions):
+                continue  # what lies in memory says nothing of one coordinate alone: it comes last
             inside = np.ones(len(channel), bool)
             for condition in found.conditions:
                 inside &= condition.holds(next(v for a, v in coordinates if a == condition.axis))
             if not inside.any():
                 continue
+            box = grid.box(found.conditions)
             for axis, values in coordinates:
-                if axis.of == "memory" and any(c.axis == axis for c in found.conditions):
-                    continue
                 own = values[inside]
-                for condition in _conditions(axis, own):
+                for condition, covered in _conditions(axis, own):
                     conditions = (*found.conditions, condition)
                     if frozenset(conditions) in seen:
                         continue
                     seen.add(frozenset(conditions))
-                    covered = int(np.count_nonzero(condition.holds(own)))
-                    if 2 * covered < len(own):
-                        continue
-                    longer.append(_Found(conditions, _bits(grid, conditions, covered * share)))
+                    if 2 * covered >= len(own):
+                        bits = sum(c.bits for c in conditions)
+                        longer.append(_Found(conditions, bits + _bits(grid, box.size(condition), covered * share)))
         longer.sort(key=lambda found: found.bits)
         row = longer[:WIDEST]
         if not row or best.bits - row[0].bits < least:
@@ -381,12 +447,12 @@ def _search(grid: _Grid) -> _Found:
     return best
 
 
-def _bits(grid: _Grid, conditions: tuple[_Condition, ...], covered: float) -> float:
-    size = grid.size(conditions)
+def _bits(grid: _Grid, size: int, covered: float) -> float:
+    """Bits that say which elements are wrong, of a box of that size and of the others."""
     covered = min(covered, size, grid.wrong)
     outside = grid.total - size
     missed = min(grid.wrong - covered, outside)
-    return _choices(size, covered) + _choices(outside, missed) + sum(c.bits for c in conditions)
+    return _choices(size, covered) + _choices(outside, missed)
 
 
 def _text(grid: _Grid, conditions: tuple[_Condition, ...], covered: int, size: int) -> str:
