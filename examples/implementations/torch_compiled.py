@@ -4,12 +4,12 @@ It needs a C++ compiler. The gradient is PyTorch's own, so it takes no saved sta
 """
 
 import torch
-from torch_batch_norm import Native
+from torch_batch_norm import Every
 
 compiled = torch.compile(torch.nn.functional.batch_norm, dynamic=True)
 
 
-class Compiled(Native):
+class Compiled(Every):
     """torch.nn.functional.batch_norm, compiled once for each rank and dtype."""
 
     name = "torch.compile"

@@ -145,14 +145,15 @@ class Evidence:
 
     def bits(self, made: Array) -> float:
         """Bits by which `made` explains what came better than what is correct does; 0 if it is not within its bound."""
-        made = np.broadcast_to(made, self._got.shape)
+        if made.shape != self._got.shape:
+            made = np.broadcast_to(made, self._got.shape)
         size = np.abs(made).max(axis=1, keepdims=True)
-        if not np.isfinite(size).all():
-            return 0.0
         more = self._relative * np.maximum(size - self._size, 0)  # of what is larger
         for part in (slice(FEW), slice(FEW, None)):  # most conventions differ at the first few places
             if not (np.abs(self._got[:, part] - made[:, part]) <= 2 * (self._allowed[:, part] + more)).all():
                 return 0.0
+        if not np.isfinite(size).all():
+            return 0.0
         floor = self._rounding * np.sqrt((made**2).mean(axis=1)) + np.finfo(np.float64).tiny
         after = np.maximum(np.sqrt(((self._got - made) ** 2).mean(axis=1)), floor)
         return float(np.clip(np.log2(np.maximum(self._before, floor) / after), -MOST, MOST).sum())
