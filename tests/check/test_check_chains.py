@@ -1,5 +1,7 @@
 """CHAIN: sums in long chains are correct and less accurate, and nothing else that is off is taken for them."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from selftest_tool import rows
@@ -9,7 +11,7 @@ from selftest_tool.styles import STYLES
 from pybnorm.check.judging.bounds import Status, expect
 from pybnorm.check.judging.whole_call import judge_call
 from pybnorm.check.language.data import generate
-from pybnorm.check.language.problem import Problem
+from pybnorm.check.language.problem import FILE, Problem
 
 
 def sixteen_bits(a):
@@ -23,6 +25,7 @@ LINES = [
     "train,spatial,f32,nchw,32x2x56x56,fill=image",
     "train,spatial,f32,nchw,32x4x56x56,fill=level",
     "backward,spatial,f32,nchw,16x4x56x56,fill=sparse,saved=0",
+    "backward,spatial,f32,nchw,16x2x56x56,fill=level,saved=0",
 ]
 CORRECT = {"one chain": rows.Kernel(total=rows.sequential), "blocks": STYLES["blocks of 1024 in sequence"]}
 WRONG = {
@@ -58,6 +61,20 @@ def test_a_chain_that_is_off_by_more_than_one_twice_as_long_is_seen():
     found = judge_call(expected, rows.outputs(rows.Kernel(total=lanes(2)), by_channel))
     assert found["saved_mean"].status == Status.CHAIN
     assert found["saved_mean"].note.startswith("sums in chains of 50176 terms")
+
+
+def test_equal_gradients_of_a_file_are_no_missing_terms():
+    """Their roundings are all of one sign: the gradient of a mean."""
+    made = Problem.parse("backward,spatial,f32,nchw,16x2x56x56,fill=randn")
+    problem = dataclasses.replace(made, fill=FILE, data="equal.npz")
+    inputs = generate(made)
+    inputs = dataclasses.replace(inputs, dy=np.full_like(inputs.dy, 1 / made.m))
+    expected, by_channel = expect(problem, inputs), rows.Rows(problem, inputs)
+    found = judge_call(expected, rows.outputs(CORRECT["one chain"], by_channel))
+    assert found["dbias"].status == Status.CHAIN, found["dbias"]
+    assert Status.FAIL in {
+        v.status for v in judge_call(expected, rows.outputs(WRONG["a part left out"], by_channel)).values()
+    }
 
 
 def test_a_chain_is_seen(judged):

@@ -60,8 +60,9 @@ _LEAST = 0.15
 _PLACES = 512
 FILLS = ("randn", "sqrteps", "paired", "exact", "relu", "image", "sparse", "level", FILE)
 """Data in an order that says nothing of their values; of a file's that is looked at."""
-_CHANNELS, _WANDERS = 8, 8.0
-"""Statistics of a file that are looked at, and how many times the size of random partial sums theirs may be."""
+_CHANNELS, _WANDERS, _DISTINCT = 8, 8.0, 16
+"""Statistics of a file that are looked at, how many times the size of random partial sums theirs may be, and how many
+values its gradients have at least."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +174,8 @@ def _in_no_order(rows: Rows) -> bool:
         channel = rows.chosen[number]
         z = (on_host(rows.x[:, channel]).ravel().astype(np.float64) - rows.mean[number]) / rows.deviation[number]
         dy = None if rows.dy is None else on_host(rows.dy[:, channel]).ravel().astype(np.float64)
+        if dy is not None and len(np.unique(dy[:_PLACES])) < _DISTINCT:
+            return False  # of equal terms all roundings are of one sign
         for terms in (z,) if dy is None else (dy - dy.mean(), dy * z - (dy * z).mean()):
             size = math.sqrt(float((terms * terms).sum()))
             if float(np.abs(terms.cumsum()).max()) > _WANDERS * size:

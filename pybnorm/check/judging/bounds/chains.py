@@ -31,8 +31,8 @@ SPREAD = 8.0
 """How much more a chain may be off than the longest: of equal terms half as many once were off by 3.2 times as much."""
 
 
-def chain_length(expected: Expected, output: str, got: Array) -> int:
-    """The terms of each chain of sums that gives `output`, which no class holds, or 0: no chain does."""
+def chain_length(expected: Expected, output: str, got: Array, one_pass: bool = True) -> int:
+    """The terms of each chain of sums that gives `output`, or 0: no chain does; `one_pass`: those of one pass, too."""
     problem = expected.problem
     if problem.composed or problem.m <= BLOCK or expected.inputs.x.size > LARGEST:
         return 0
@@ -44,7 +44,7 @@ def chain_length(expected: Expected, output: str, got: Array) -> int:
     off, longest = compare(expected, output, got, (stable,)).ratio, 0.0
     count = 1
     while problem.m > BLOCK * count:
-        for made in _chains(expected, count):
+        for made in _chains(expected, count, one_pass):
             tally = compare(made, output, got, (stable._replace(one_pass=made.one_pass),))
             if not tally.over and not tally.undecided and tally.unjudged < tally.elements:
                 return -(-problem.m // count)
@@ -56,9 +56,9 @@ def chain_length(expected: Expected, output: str, got: Array) -> int:
     return 0
 
 
-def _chains(expected: Expected, count: int) -> Iterator[_Chained]:
+def _chains(expected: Expected, count: int, one_pass: bool) -> Iterator[_Chained]:
     """The results of so many chains, by the ways to take them."""
-    kinds: list[type[_Chained]] = [_Chained, _OnePass]
+    kinds: list[type[_Chained]] = [_Chained, *([_OnePass] if one_pass else [])]
     if expected.problem.operation == Operation.BACKWARD:
         kinds.append(_Normalized)
     if expected.problem.recomputes and expected.problem.m <= LONGEST * count:
