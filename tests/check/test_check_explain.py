@@ -67,7 +67,7 @@ def test_a_bound_of_other_formulas_is_told_by_its_causes(line):
         found = terms(expected, output, index, tier)
         assert all(term.size >= 0 for term in found)
         assert sum(t.size for t in found) == pytest.approx(part.classes[0][0][(0,) * len(index)], rel=1e-9)
-        causes |= {term.formula.partition(":")[0] for term in found}
+        causes |= {term.cause.partition(":")[0] for term in found}
     assert len(causes) >= 3
     assert {"the result, stored", "parameters and vectors, stored"} & causes
 

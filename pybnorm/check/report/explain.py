@@ -180,5 +180,5 @@ def _class_lines(held: Held) -> Iterator[str]:
     whole = sum(term.size for term in held.terms)
     for term in held.terms:
         share = f"{100 * term.size / whole:5.1f} %" if 0 < whole < math.inf else ""
-        yield f"      {term.formula:<56}{term.size:>10.3g} {share}".rstrip()
+        yield f"      {term.cause:<56}{term.size:>10.3g} {share}".rstrip()
     yield f"      {'bound':<56}{whole:>10.3g}"
