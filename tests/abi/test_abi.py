@@ -4,7 +4,8 @@ cudnn: the wheels nvidia-cudnn-cu12 (or -cu13) for cudnn.h, nvidia-cuda-runtime-
 and nvidia-cuda-nvcc-cu12 for the crt/ folder those include in turn; or an installed toolkit.
 miopen: a ROCm installation or a distribution's packages (Debian: libmiopen-dev, libamdhip64-dev).
 onednn: the wheel onednn-devel (install it without its dependencies: only headers are needed), which puts them below the
-environment's include folder, or an installed oneDNN 3. Debian bookworm's libdnnl-dev is oneDNN 2.
+environment's include folder, or an installed oneDNN 3. Debian bookworm's libdnnl-dev is oneDNN 2. The newest are those
+of a build with SYCL. Builds for aarch64, with ACL or without, have the same; a compiler for aarch64 reads them, too.
 
 A vendor header or compiler that is not there skips the test with the exact reason, unless the environment variable
 PYBNORM_REQUIRE (comma separated backend names) lists the backend: on a runner that must have it, absence is a failure.
@@ -63,16 +64,17 @@ def cudnn_headers() -> dict[str, list[Path]]:
 
 
 class AbiCheck:
-    """The compiler and the headers of one backend's check."""
+    """The compiler and the headers of one backend's check, for this machine or for aarch64."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, aarch64: bool = False) -> None:
         self.backend = backend
-        self.required = backend in os.environ.get("PYBNORM_REQUIRE", "").replace(" ", "").split(",")
-        name = os.environ.get("CXX", "c++")
-        path = shutil.which(name)
-        if path is None:
-            self.unavailable(f"no C++ compiler: {name!r} is not on PATH")
-        self.compiler = path
+        self.required = not aarch64 and backend in os.environ.get("PYBNORM_REQUIRE", "").replace(" ", "").split(",")
+        clang = ["clang++", "--target=aarch64-linux-gnu"]  # the C++ library's own headers are this machine's
+        clang += [f"-isystem{folder}" for folder in Path("/usr/include").glob("*-linux-gnu/c++/*")]
+        choices = [["aarch64-linux-gnu-g++"], clang] if aarch64 else [[os.environ.get("CXX", "c++")]]
+        self.compiler = next((choice for choice in choices if shutil.which(choice[0])), [])
+        if not self.compiler:
+            self.unavailable(f"no C++ compiler: {' or '.join(choice[0] for choice in choices)} is not on PATH")
 
     def unavailable(self, reason: str) -> None:
         """Skip, or fail where PYBNORM_REQUIRE lists this backend."""
@@ -102,12 +104,12 @@ class AbiCheck:
 
     def _preprocesses(self, header: str) -> bool:
         text = f"#if !__has_include(<{header}>)\n#error absent\n#endif\n"
-        command = [self.compiler, "-std=c++17", "-x", "c++", "-E", "-"]
+        command = [*self.compiler, "-std=c++17", "-x", "c++", "-E", "-"]
         return subprocess.run(command, input=text, text=True, capture_output=True, check=False).returncode == 0
 
     def holds(self, text: str, flags: Iterable[str]) -> bool:
         """Whether a piece of C++ compiles: a static assertion about the headers."""
-        command = [self.compiler, "-std=c++17", "-fsyntax-only", *flags, "-x", "c++", "-"]
+        command = [*self.compiler, "-std=c++17", "-fsyntax-only", *flags, "-x", "c++", "-"]
         return subprocess.run(command, input=text, text=True, capture_output=True, check=False).returncode == 0
 
     def compile(
@@ -118,7 +120,7 @@ class AbiCheck:
         Syntax and static assertions only: nothing is linked or run.
         """
         folders = [HERE, ROOT / "include", backends]
-        command = [self.compiler, "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
+        command = [*self.compiler, "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
         command += [flag for folder in folders for flag in ("-I", str(folder))]
         return subprocess.run([*command, *flags, str(source)], text=True, capture_output=True, check=False)
 
@@ -139,9 +141,9 @@ def flags_of(check):
     return [*flags, "-DNEWER_HEADER"] if check.holds(NEWEST, flags) else flags
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_declarations_are_the_vendors(name):
-    check = AbiCheck(name)
+@pytest.mark.parametrize(("name", "aarch64"), [*((name, False) for name in FILES), ("onednn", True)])
+def test_declarations_are_the_vendors(name, aarch64):
+    check = AbiCheck(name, aarch64)
     result = check.compile(HERE / f"abi_{name}.cpp", flags_of(check))
     assert result.returncode == 0, result.stderr
 
