@@ -589,6 +589,18 @@ def test_sonames_are_versioned() -> None:
     assert SPECS["onednn"].sonames == ("libdnnl.so.3",)
 
 
+def test_only_the_search_names_a_number_that_the_next_version_changes() -> None:
+    """libcuda, libgomp and libstdc++ keep theirs; cuDNN's parts have the number of the file, which a test loads."""
+    kept = {"libcuda.so.1", "libgomp.so.1", "libstdc++.so.6"}
+    searched = {name for spec in (*SPECS.values(), hip.SPEC) for name in spec.sonames}
+    source = Path(pybnorm.__file__).parent
+    files = [f for f in source.rglob("*.*") if f.suffix in {".c", ".h", ".cuh", ".py", ".pxi"} and f.name != "_core.c"]
+    named = {name for f in files for name in re.findall(r"lib[\w+-]+\.so\.\d+", f.read_text())}
+    assert searched <= named
+    others = {name for name in named - searched - kept if not re.fullmatch(r"libcudnn_\w+\.so\.[89]", name)}
+    assert others == {"libz3.so.4"}, "a LibrarySpec finds every number"  # an example of _find.py
+
+
 @pytest.mark.parametrize("backend", ["cudnn", "miopen", "onednn"])
 def test_the_variable_of_each_backend(world: World, backend: str) -> None:
     spec = SPECS[backend]

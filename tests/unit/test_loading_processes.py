@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -82,6 +83,25 @@ def test_the_next_version_of_a_library_is_loaded(child: Any, doubles: Any, backe
     )
     assert (answer["found_via"], answer["path"]) == ("already in the process", str(library))
     assert answer["version"] == [10 if backend == "cudnn" else 4, 0, 0]
+
+
+def test_the_next_nvrtc_is_loaded(child: Any, doubles: Any) -> None:
+    declared = (Path(__file__).parents[2] / "pybnorm" / "backends" / "native" / "driver.h").read_text()
+    names = set(re.findall(r"\b(nvrtc\w+),", declared)) - {"nvrtcVersion"}
+    assert len(names) > 9
+    source = "int nvrtcVersion(int *major, int *minor) { *major = 14, *minor = 1; return 0; }"
+    source += "".join(f"int {name}(void) {{ return 0; }}" for name in names)
+    library = doubles.plain("libnvrtc.so.14", source)
+    answer = child(
+        """
+        import ctypes, pybnorm
+        held = ctypes.CDLL(values["file"])
+        report(pybnorm.load("native_cuda")._asdict())
+        """,
+        file=str(library),
+    )
+    found = answer["found_via"], answer["path"], answer["version"]
+    assert found == ("already in the process", str(library), [14, 1, 0])
 
 
 @pytest.mark.parametrize("status", [0, 1002])
