@@ -108,7 +108,7 @@ def _print_claims(backend: str, timeout: float) -> None:
     item, rows = _ask(Worker(backend, timeout=timeout))
     if not item.loaded:
         raise click.ClickException(f"{backend}: {item.problem}")
-    source = f"{item.label} {version_text(item)}"
+    source = " on ".join(filter(None, (f"{item.label} {version_text(item)}", item.device)))
     output.write_json([support.recorded(rows, item.version, source)], output.standard_output())
 
 

@@ -1003,6 +1003,7 @@ def test_a_support_record_of_this_machine_is_printed(onednn):
     assert done.returncode == 0, done.stderr
     (record,) = json.loads(done.stdout)
     assert record["first"] == list(onednn.version)
+    assert record["source"].endswith(f" on {pybnorm.devices.device_for(1).name}")
     assert {d for c in record["combinations"] for d in c["dtypes"]} >= {"f32"}
     assert run("info", "--claims", "mkl").returncode == 2
     assert without_library("info", "--claims", "onednn").returncode == 1
