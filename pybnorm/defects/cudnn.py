@@ -39,7 +39,7 @@ DEFECTS = (
         outputs=(),
         what="spatial inference refuses N >= 65536 as not supported",
         links=("pytorch/pytorch#19911", "microsoft/onnxruntime#7095"),
-        example="65,536 rows of features, such as points of a cloud",
+        example="PointNet on a cloud of points as 65,536 rows",
         case="infer,spatial,f32,nchw,65536x2x1x1,fill=randn",
         predicate=lambda p: (
             p.operation == Operation.FORWARD_INFERENCE and p.mode != Mode.PER_ACTIVATION and p.dims[0] >= 65536
@@ -75,7 +75,7 @@ DEFECTS = (
         what="per-activation backward without saved statistics sums them in one chain, which misses the bound from "
         "some 700,000 values on (1.4 times at a million)",
         links=(),
-        example="a million rows of features",
+        example="BatchNorm1d on 1,000,000 rows whose saved statistics were not kept",
         case="backward,peract,f32,nchw,1000000x2x1x1,fill=randn,saved=0",
         predicate=lambda p: (
             p.mode == Mode.PER_ACTIVATION
@@ -130,7 +130,7 @@ DEFECTS = (
         what="channels-last inference computes x * a + b, whose error grows with mean / deviation: 4e-4 of y at 1e4, "
         "where the channels-first kernel errs by 5e-8",
         links=(),
-        example="channels-last features far from 0",
+        example="pressures in pascal, 101,325 and 10 more or less, channels last",
         case="infer,spatial,f32,nhwc,8x16x14x14,fill=randn,kappa=10000",
         predicate=lambda p: (
             p.operation == Operation.FORWARD_INFERENCE
@@ -152,7 +152,7 @@ DEFECTS = (
         what="channels-last backward by the Ex entry points or a graph adds in steps of its own: gradients whose sums "
         "need no rounding are off by up to 2e-5 (6,272 terms and more; not seen to 2,048, nor by mode spatial)",
         links=(),
-        example="8 images of 64 channels and 28x28, channels last",
+        example="a channels-last ResNet on 8 images, 64 channels of 28x28",
         case="backward,spatial,f32,nhwc,8x64x28x28,algorithm=ex",
         predicate=lambda p: (
             p.operation == Operation.BACKWARD
@@ -176,7 +176,7 @@ DEFECTS = (
         what="persistent training adds in steps of its own: the mean of data whose sums need no rounding is off by up "
         "to 4e-7 of their size (401,408 terms; not seen to 100,352)",
         links=(),
-        example="32 images of 112x112",
+        example="ResNet's first batch norm on 32 images, 112x112",
         case="train,persistent,f32,nchw,32x4x112x112",
         predicate=lambda p: (
             p.mode == Mode.SPATIAL_PERSISTENT and p.operation == Operation.FORWARD_TRAINING and p.m > 100_352

@@ -63,19 +63,17 @@ def _backward_variant_2(call: Call) -> bool:
 
 
 _CPU_RIG = "MIOpen's kernels on a CPU, as gfx1100"
-_MIOPEN_34 = Run(
-    (3, 4, 0), "470572c299bd1e1c", "Debian libmiopen1 6.4.3+dfsg", _CPU_RIG, "2026-11-23", "miopen-versions.txt"
-)
-_MIOPEN_35 = Run(
-    (3, 5, 1), "6efe605b9ddd1028", "Debian libmiopen1 7.2.4+dfsg", _CPU_RIG, "2026-11-23", "miopen-versions.txt"
-)
+_SEEN = _CPU_RIG, "2026-11-28", "defects-miopen.txt"
+_MIOPEN_34 = Run((3, 4, 0), "470572c299bd1e1c", "Debian libmiopen1 6.4.3+dfsg", *_SEEN)
+_MIOPEN_35 = Run((3, 5, 1), "6efe605b9ddd1028", "Debian libmiopen1 7.2.4+dfsg", *_SEEN)
 RUNS = (_MIOPEN_34, _MIOPEN_35)
 _MIOPEN_READ = ((2, 20), (3, 5))
 
 
 def _over_sums(
-    identity: str, run: Run, fixed: Version | None, what: str, case: str, predicate: Callable[[Call], bool]
-) -> Defect:
+    identity: str, run: Run, fixed: Version | None, what: str, example: str, case: str,
+    predicate: Callable[[Call], bool],
+) -> Defect:  # fmt: skip
     """Of MIOpen's kernels that keep partial results in their output before they have read all of their input."""
     return Defect(
         id=identity,
@@ -88,7 +86,7 @@ def _over_sums(
         what="kernels keep partial results in y, or dx, before they have read all of x, or dy, and so are wrong where "
         f"the two are one array: {what}",
         links=(),
-        example="a training call that writes y over x, to save memory",
+        example=f"y written over x, as by InPlace-ABN to save memory, {example}",
         case=case,
         predicate=lambda p: (
             p.inplace and p.mode == Mode.SPATIAL and p.operation != Operation.FORWARD_INFERENCE and predicate(p)
@@ -126,7 +124,7 @@ DEFECTS = (
         what="backward without saved statistics recomputes them with the wrong elements at the end where H*W >= 4096 "
         "and N*H*W is not a multiple of 4096 (kernel variant 1)",
         links=("ROCm/rocm-libraries#9030", "ROCm/MIOpen#762"),
-        example="a plane of 112x112 without saved statistics, such as 1x16x112x112",
+        example="MobileNet's first layer, 1x16x112x112, whose saved statistics were not kept",
         case="backward,spatial,f32,nchw,2x3x72x72,saved=0",
         # a single read of four at the end of a single channel is right again
         predicate=lambda p: (
@@ -184,7 +182,7 @@ DEFECTS = (
         "data where the last part holds fewer than four, H*W % 1024 in 1, 2, 3 with H*W > 1024 (kernel variant 2: "
         "N > 768, or N*H*W >= 2^25)",
         links=(),
-        example="a large batch of rows of 1025 values",
+        example="1,024 frames of an STFT with n_fft=2048, which has 1,025 bins",
         case="train,spatial,f32,nchw,769x2x1x1025",
         predicate=lambda p: _training_variant_2(p) and _plane(p) > 1024 and 0 < _plane(p) % 1024 < 4,
         ratio={"y": 1e6, "saved_mean": 1e5, "saved_inv_variance": 1e6, "running_mean": 1e5, "running_variance": 1e6},
@@ -195,6 +193,7 @@ DEFECTS = (
         (3, 5),  # which has miopen-in-place
         "float32 training of 512 < H*W <= 1024, of N > 768 with H*W > 150, or of N*H*W >= 2^25 (kernel variant 2), and "
         "backward of N*H*W >= 2^25",
+        "of ResNet's planes of 28x28",
         "train,spatial,f32,nchw,2x3x1x600,fill=randn,inplace=1",
         lambda p: _training_variant_2(p) or _backward_variant_2(p),
     ),
@@ -204,6 +203,7 @@ DEFECTS = (
         None,
         "channels-last training and backward, training of N > 768 with H*W > 150, and in float32 of 512 < H*W <= 1024 "
         "with N > 2, and both of N*H*W >= 2^25 (kernel variant 2)",
+        "of any channels-last network",
         "train,spatial,f32,nchw,769x2x1x160,fill=randn,inplace=1",
         lambda p: (
             p.layout == Layout.CHANNELS_LAST
@@ -315,7 +315,7 @@ DEFECTS = (
         outputs=("y", "dx"),
         what="bfloat16 results are truncated, not rounded to nearest: an error of up to twice the bound",
         links=(),
-        example="any bfloat16 network",
+        example="any network under torch.autocast(dtype=torch.bfloat16)",
         case="infer,spatial,bf16,nchw,4x6x5x5,fill=randn",
         predicate=lambda p: p.dtype == DataType.BFLOAT16,
         ratio=2.0,

@@ -25,15 +25,22 @@ from pybnorm.check.language.problem import Problem
 from pybnorm.check.run.executors import annotated
 from pybnorm.check.run.runner import BackendInfo, CaseResult
 from pybnorm.check.run.session import describe
-from pybnorm.check.run.worker import Worker
 from pybnorm.defects import DEFECTS, Call, Effect, named
 from pybnorm.defects.kinds import BACKWARD
 
 MIOPEN = (3, 4, 0)
 ROOT = Path(__file__).parents[2]
-_spec = importlib.util.spec_from_file_location("defects_page", ROOT / "ci" / "defects-page.py")
-PAGE = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(PAGE)
+
+
+def script(name):
+    """A module of ci, whose name has a hyphen."""
+    spec = importlib.util.spec_from_file_location(name.replace("-", "_"), ROOT / "ci" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PAGE, SEEN = script("defects-page"), script("defects-seen")
 CHAIN = "sums in chains of 1000 terms: up to 2 times the bound of blocked sums"
 
 
@@ -67,6 +74,38 @@ def test_entries_are_complete(defect):
     assert named(defect.id) is defect
 
 
+@table("defect", DEFECTS)
+def test_each_run_that_showed_an_entry_is_in_its_file(defect):
+    """Rows that ci/defects-seen.py wrote below the version and build; older files name the entry somewhere."""
+    for run in defect.seen:
+        text = (ROOT / "docs" / "results" / run.file).read_text()
+        version = ".".join(map(str, run.version))
+        assert re.fullmatch(r"2026-\d\d-\d\d", run.date)
+        if not run.file.startswith("defects-"):
+            assert version in text
+            continue
+        own = next(part for part in text.split("\n\n") if part.startswith(f"{version}, build {run.build}, on "))
+        assert own.partition("\n")[0].endswith(run.date)
+        status, known = re.search(rf"^{defect.id} +(\w+) +\S+ +(.+)$", own, re.MULTILINE).groups()
+        assert makes(defect, Status[status])
+        assert defect.id in known.split(", ")
+
+
+@table("defect", DEFECTS)
+def test_sizes_of_an_example_meet_the_entry(defect):
+    problem, text = Problem.parse(defect.case), defect.example.replace(",", "")
+    n, c, *_ = problem.dims
+    count = {word: int(number) for number, word in re.findall(r"(\d+) (images|channels|frames)", text)}
+    n, c = count.get("images", count.get("frames", n)), count.get("channels", c)
+    found = [tuple(map(int, dims.split("x"))) for dims in re.findall(r"\d+x\d+x\d+x\d+", text)]
+    found += [(n, c, int(h), int(w)) for h, w in re.findall(r"(?<![\dx])(\d+)x(\d+)(?![\dx])", text)]
+    found += [(int(rows), c, 1, 1) for rows in re.findall(r"(\d+) rows", text)]
+    found += [(n, c, 1, int(bins)) for bins in re.findall(r"(\d+) bins", text)]
+    for dims in found:
+        sizes = ("x".join(map(str, sizes)) for sizes in (problem.dims, dims))
+        assert defect.predicate(Problem.parse(defect.case.replace(*sizes))), dims
+
+
 def test_ids_are_unique():
     assert len({d.id for d in DEFECTS}) == len(DEFECTS)
 
@@ -86,15 +125,6 @@ def noticed(defect, version, build, result):
     return f"{seen}: {defect.id} on {defect.backend} {numbers}, build {build}, please report: {command}"
 
 
-def tuned(case, folder):
-    """A case's result while MIOpen tunes it; its record then names kernel variant 1, as where that is the fastest."""
-    with Worker("miopen", timeout=300, environment={"MIOPEN_FIND_ENFORCE": "SEARCH"}) as worker:
-        result = worker.run(Problem.parse(case))
-    for record in folder.glob("batchnorm_*.udb.txt"):
-        record.write_text(re.sub(r":Variant\S+", ":Variant1-1", record.read_text()))
-    return result
-
-
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: d.id)
 def test_the_defect_still_shows(defect, need_device, record_property, monkeypatch, tmp_path):
     """On the library of this machine: an entry that is out of date fails here, or is a notice at the end of the run."""
@@ -102,20 +132,13 @@ def test_the_defect_still_shows(defect, need_device, record_property, monkeypatc
     version = pybnorm.load(defect.backend).version
     if defect.cards and not defect.on_card(describe(defect.backend).device):
         pytest.skip(f"{defect.backend}: no other card than {', '.join(defect.cards)} has it")
-    if defect.tuned:
-        monkeypatch.setenv("MIOPEN_USER_DB_PATH", str(tmp_path))
-        searched = tuned(defect.case, tmp_path)
-    with Worker(defect.backend, timeout=300, environment={"OMP_NUM_THREADS": "1"}) as worker:
-        info = worker.describe()
-        assert not info.problem
-        problem = Problem.parse(defect.case)
-        result = searched if defect.tuned and defect.outputs != BACKWARD else worker.run(problem)  # after the tuning
-        result = annotated(result, info, problem)
-        another = worker.run(dataclasses.replace(problem, algorithm="auto"))
+    monkeypatch.setenv("MIOPEN_USER_DB_PATH", str(tmp_path))
+    info, result, another = SEEN.ran(defect, tmp_path)
+    assert not info.problem
     if not defect.ways and not defect.refused:  # the library is as it is; a handle that avoids has native compute
         avoids = random_problems.WAYS["entry"](defect.backend, "avoid_all")
         with avoids.handle:
-            another = random_problems.run(problem, avoids)
+            another = random_problems.run(Problem.parse(defect.case), avoids)
     if defect.refused:
         if defect.in_version(version):
             assert (another.status, defect.id in another.message) == (Status.UNSUPPORTED, True), another
@@ -132,7 +155,7 @@ def test_miopens_tuning_leaves_the_callers_running_statistics_alone(need_device,
     if pybnorm.load("miopen").version < (3, 5):
         pytest.skip("miopen tunes its own batch-norm kernels from 3.5 on")
     monkeypatch.setenv("MIOPEN_USER_DB_PATH", str(tmp_path))
-    result = tuned("train,spatial,f32,nchw,4x3x6x5,fill=randn", tmp_path)
+    result = SEEN.tuned("train,spatial,f32,nchw,4x3x6x5,fill=randn", tmp_path)
     assert {v.output for v in result.verdicts} >= {"running_mean", "running_variance"}
     assert result.status == Status.PASS, result
     assert "BnFwdTrainingSpatial:Variant1-1" in "".join(f.read_text() for f in tmp_path.glob("*.udb.txt"))
