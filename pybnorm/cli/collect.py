@@ -34,7 +34,7 @@ def collect(backend: str | None, target: str, seconds: float) -> None:
     """
     if os.path.lexists(target):
         raise click.BadParameter(f"{target!r} is there already; name a file that is not", param_hint="-o")
-    found = collection.collected(backend, seconds, lambda command: click.echo(f"{command} ...", err=True))
+    found = collection.collected(backend, seconds, lambda name: click.echo(f"{name} ...", err=True))
     console = output.console()
     console.print(f"{target} holds:", markup=False, soft_wrap=True)
     for name, text in found.items():

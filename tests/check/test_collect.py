@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import tempfile
 import zipfile
 
 import pytest
@@ -16,14 +17,20 @@ from pybnorm.cli import main
 from pybnorm.errors import ArgumentError
 
 
-def test_one_file_has_what_a_report_needs(tmp_path, load_library):
+def test_one_file_has_what_a_report_needs(tmp_path, load_library, monkeypatch):
     load_library("onednn")
+    monkeypatch.setattr(collection, "_LAST", 1)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/somewhere")
     file = tmp_path / "report.zip"
     done = CliRunner().invoke(main, ["collect", "--backend", "onednn", "--seconds", "60", "-o", str(file)])
     assert done.exit_code == 0, done.output
     with zipfile.ZipFile(file) as found:
         texts = {name: found.read(name).decode() for name in found.namelist()}
-    assert set(texts) == {"README.txt", "bench.txt", "info.txt", "info.json", "check.txt", "miopen.txt", "run.json"}
+    names = {"README", "bench", "check", "environment", "info", "miopen"}
+    assert set(texts) == {*(f"{name}.txt" for name in names), "info.json", "run.json"}
+    assert tempfile.gettempdir() not in texts["check.txt"]  # a folder that is gone
+    assert "LD_LIBRARY_PATH=/somewhere\n" in texts["environment.txt"]
+    assert re.search(r"^(package .*dnnl|onednn.*==)", texts["environment.txt"], re.MULTILINE)
     for call in itertools.product(("forward_training", "forward_inference", "backward"), ("f32", "bf16")):
         line = rf"^onednn {' '.join(call)} 16x64x28x28: +\d+\.\d us by \w+$"
         assert re.search(line, texts["bench.txt"], re.MULTILINE), texts["bench.txt"]
@@ -71,7 +78,17 @@ def test_an_archive_unpacks_to_less_than_a_folder_may_have(tmp_path, monkeypatch
         archive.read_run(tmp_path / "report.zip")
 
 
-def test_a_name_of_one_letter_is_left(monkeypatch):
-    monkeypatch.setattr(platform, "node", lambda: "x")
-    monkeypatch.setattr(getpass, "getuser", lambda: "y")
-    assert collection.without_names("x is y") == "x is y"
+@pytest.mark.parametrize(("host", "user"), [("x", "y"), ("miopen", "train"), ("backends", "nhwc")])
+def test_a_name_of_one_letter_and_a_word_of_the_documents_are_left(monkeypatch, host, user):
+    monkeypatch.setattr(platform, "node", lambda: host)
+    monkeypatch.setattr(getpass, "getuser", lambda: user)
+    assert collection.without_names(f"{host} is {user}") == f"{host} is {user}"
+
+
+def test_what_tuning_chose_is_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("MIOPEN_USER_DB_PATH", str(tmp_path))
+    (tmp_path / "batchnorm_gfx1100.udb.txt").write_text("4x3=BnBwdTrainingSpatial:Variant1-1\n")
+    (tmp_path / "gfx1100.ukdb").write_bytes(bytes(9))
+    assert collection._databases().splitlines()[1:] == [
+        f"{9:>12} {tmp_path / 'gfx1100.ukdb'}", "4x3=BnBwdTrainingSpatial:Variant1-1"
+    ]  # fmt: skip

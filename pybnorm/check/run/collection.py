@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import getpass
+import importlib.metadata
+import importlib.resources
 import itertools
+import json
 import os
 import platform
 import re
@@ -19,11 +23,13 @@ from pathlib import Path
 import numpy as np
 
 import pybnorm
+from pybnorm._find import SPECS
 from pybnorm.check.judging.results import SCHEMA, json_parts
 from pybnorm.check.language.calls import METHODS, TENSORS
 from pybnorm.check.language.data import numpy_dtype
-from pybnorm.check.run import archive
-from pybnorm.devices import device_for
+from pybnorm.check.language.problem import LAYOUTS, MODES, OPERATIONS
+from pybnorm.check.run import archive, environment
+from pybnorm.devices import device_for, hip
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, PybnormError
 
@@ -31,16 +37,23 @@ __all__ = ["SECONDS", "bench", "collected", "without_names"]
 
 SECONDS = 180
 """What all commands together may take."""
+_LAST = 15
+"""What of that an interrupted check may take to print."""
 _INFO = 40
 """What those of them that only look around may take, each."""
 _DIMS = (16, 64, 28, 28)
+_PLACES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "CONDA_PREFIX", "VIRTUAL_ENV", "PYTORCH_MIOPEN_SUGGEST_NHWC")
+_OF_VENDORS = re.compile(
+    r"(nvidia|cuda|cupy|torch|triton|jax|rocm|hip|onednn|dnnl|intel|tensorflow|paddle)", re.IGNORECASE
+)
 _README = """What `pybnorm collect` writes, for a report. Nothing was sent anywhere.
 
 info.txt, info.json   libraries, their versions, digests and paths; devices; what each can do; known defects
+environment.txt       variables by which libraries are found and set, drivers, and the packages that libraries are from
 bench.txt             the time of three calls of each backend
 run.json              the cases of the suites smoke and bugs that were done in time: `pybnorm report FILE.zip` shows it
 check.txt             what the check printed, and the standard error of the libraries
-miopen.txt            MIOpen's databases of this user: names and sizes
+miopen.txt            MIOpen's databases of this user: names and sizes, and what tuning has chosen for batch norm
 
 Home folders, the user's name and the machine's are taken out of every file.
 """
@@ -51,8 +64,16 @@ def without_names(text: str) -> str:
     text = text.replace(os.path.expanduser("~"), "~") if os.path.expanduser("~") != "/" else text
     text = re.sub(r"/(home|Users)/[^/\s\"':]+", "~", text)
     for name, word in ((platform.node(), "HOST"), (_user(), "USER")):
-        text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", word, text) if len(name) > 1 else text
+        if len(name) > 1 and name not in _words():
+            text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", word, text)
     return text
+
+
+@functools.cache
+def _words() -> set[str]:
+    """Words of our own: a user called miopen, or train, takes none of them out of the documents."""
+    schema = importlib.resources.files("pybnorm.check").joinpath("schema.json").read_text("utf-8")
+    return {*re.findall(r"\w+", schema), *OPERATIONS, *MODES, *LAYOUTS, *pybnorm.backends()}
 
 
 def _user() -> str:
@@ -82,19 +103,23 @@ def collected(backend: str | None, seconds: float = SECONDS, step: Callable[[str
     """
     end = time.monotonic() + seconds
     found = {"README.txt": _README, "miopen.txt": _databases(), "bench.txt": ""}
+    ask = functools.partial(_output, step=step)
     with tempfile.TemporaryDirectory() as folder:
         words = ["pybnorm", "info", "-v", "--json", f"{folder}/info.json"]
-        found["info.txt"] = _output(words, min(_INFO, end - time.monotonic()), step)
+        found["info.txt"] = ask("info", words, min(_INFO, end - time.monotonic()))
         found["info.json"] = file.read_text("utf-8") if (file := Path(folder, "info.json")).exists() else ""
+        found["environment.txt"] = _environment(found["info.json"])
         for name in [backend] if backend else pybnorm.backends():
             words = ["pybnorm.check.run.collection", name]
-            found["bench.txt"] += _output(words, min(_INFO, end - time.monotonic()) / 2, step)
+            found["bench.txt"] += ask(f"bench of {name}", words, min(_INFO, end - time.monotonic()) / 2)
         words = ["pybnorm", "check", "--suite", "smoke", "--suite", "bugs", "--save", f"{folder}/run"]
-        found["check.txt"] = _output(words + (["--backend", backend] if backend else []), end - time.monotonic(), step)
+        words += ["--backend", backend] if backend else []
+        printed = ask("check of smoke and bugs", words, end - _LAST - time.monotonic())
+        found["check.txt"] = "".join(line for line in printed.splitlines(True) if folder not in line)
         try:
             document = archive.read_run(f"{folder}/run")
-        except ArgumentError as error:
-            found["check.txt"] += f"\nno case was done: {error}\n"
+        except ArgumentError:
+            found["check.txt"] += "\nno case was done\n"
         else:
             found["run.json"] = "".join(json_parts({"schema": SCHEMA} | document))
     return {name: without_names(text) for name, text in sorted(found.items())}
@@ -123,9 +148,9 @@ def bench(name: str) -> None:
         print(f"{name} {METHODS[operation]} {dtype.short} {'x'.join(map(str, _DIMS))}: {said}", flush=True)
 
 
-def _output(words: list[str], seconds: float, step: Callable[[str], object]) -> str:
+def _output(name: str, words: list[str], seconds: float, step: Callable[[str], object]) -> str:
     """What a command prints on both streams; it is interrupted after `seconds`, and then killed."""
-    step(" ".join(words[:3]))
+    step(name)
     command = [sys.executable, "-m", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True) as child:
         try:
@@ -144,11 +169,29 @@ def _output(words: list[str], seconds: float, step: Callable[[str], object]) -> 
     return out.decode(errors="replace")
 
 
+def _environment(info: str) -> str:
+    """Variables, drivers, and which package each library's file is of: the system's, or a distribution of Python."""
+    here = environment.machine()
+    roots = {name for spec in (*SPECS.values(), hip.SPEC) for name in spec.roots}
+    chosen = here["variables"] | {k: v for k, v in sorted(os.environ.items()) if k in roots or k in _PLACES}
+    lines = [f"{name}={value}" for name, value in chosen.items()]
+    lines += [f"driver {name} {version}" for name, version in here["drivers"].items()]
+    for path in [b["path"] for b in json.loads(info or '{"backends": []}')["backends"] if b["path"]]:
+        for owner in (["dpkg-query", "-S"], ["rpm", "-qf"]):
+            with contextlib.suppress(OSError):
+                done = subprocess.run([*owner, os.path.realpath(path)], capture_output=True, text=True, check=False)
+                lines += [f"package {done.stdout.strip()}"] if done.returncode == 0 else []
+    names = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    lines += [f"{name}=={names[name]}" for name in sorted(filter(None, names)) if _OF_VENDORS.match(name)]
+    return "\n".join([*lines, ""])
+
+
 def _databases() -> str:
     folder = Path(os.environ.get("MIOPEN_USER_DB_PATH") or "~/.config/miopen")
     try:
         files = sorted(folder.expanduser().iterdir())
-        return "".join(f"{file.stat().st_size:>12} {file}\n" for file in files)
+        tuned = [file.read_text(errors="replace")[:20_000] for file in files if file.match("batchnorm_*.udb.txt")]
+        return "".join([*(f"{file.stat().st_size:>12} {file}\n" for file in files), *tuned])
     except (OSError, RuntimeError) as error:
         return f"{folder}: {type(error).__name__}\n"
 
