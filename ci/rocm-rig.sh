@@ -42,6 +42,7 @@ part() { # NAME VARIABLE=VALUE... -- COMMAND...
     wait "$child" || status=$?
     child='' options=()
     wait "$writer" || true
+    sed -nE 's/^[0-9]+ skipped: (miopen.*)/    \1/p' "$root/part" >>"$root/skipped"
     case $status in
         0) ;;
         75)
@@ -63,6 +64,7 @@ part() { # NAME VARIABLE=VALUE... -- COMMAND...
     esac
 }
 
+: >"$root/skipped"
 failed=() additional='' options=(--self-test) results=/out parallel=(-n "$(nproc)") jobs=(--jobs "$(nproc)")
 calls=8000 # random calls: 20,000 take 3 minutes here
 . ci/rocm-parts.sh
@@ -87,6 +89,8 @@ if [ "${VERSION:-3.4}" = 3.4 ]; then
     part 'MIOpen 3.5, fused activations' VERSION=3.5 -- "${PYTEST[@]}" tests/backends/test_activation.py -k miopen
 fi
 
+printf '\n== what no part ran, and why\n'
+sort -u "$root/skipped"
 printf '\n== MIOpen on the CPU: %d s\n' "$SECONDS"
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'ci/rocm-rig.sh: FAILED:\n'
