@@ -158,7 +158,7 @@ def _output(name: str, words: list[str], seconds: float, step: Callable[[str], o
         except subprocess.TimeoutExpired:
             child.send_signal(signal.SIGINT)
             try:
-                out, _ = child.communicate(timeout=10)
+                out, _ = child.communicate(timeout=max(_LAST, 10))
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal.SIGKILL)
                 out, _ = child.communicate()
