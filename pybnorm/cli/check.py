@@ -322,7 +322,11 @@ def check(
     terminal.print_details(console, run.results, verbose)
     terminal.print_totals(console, run.results, time.monotonic() - started, judge_devices.instead(run.results))
     _explain(console, run, document, len(problems), _resumption(context, folder))
+    if verbose or require_claims:
+        _explain_records(console, document["without_record"])
     terminal.print_conclusions(console, run.found, run.results, not _ended(run))
+    if document["exit_status"] == 0 and not (cases or suites or foreign or shapes):
+        console.print("Next: pybnorm check --suite standard", highlight=False)
     if trouble is not None:
         raise trouble
     context.exit(document["exit_status"])
@@ -617,7 +621,13 @@ def _explain(console: Console, run: WholeRun, document: dict[str, Any], problems
             console.print(resumption, markup=False, highlight=False, soft_wrap=True)
     else:
         _explain_absence(console, run, document)
-    for name in document["without_record"]:
+    if text := not_run(run.results):
+        console.print(Text(text, "bold red"))
+
+
+def _explain_records(console: Console, names: Sequence[str]) -> None:
+    """Say of which libraries no run is recorded, and how to record one."""
+    for name in names:
         backend = name.partition(" ")[0]
         console.print(
             f"{name}: no record of a run of this version there, so nothing that it no longer does would show. "
@@ -627,8 +637,6 @@ def _explain(console: Console, run: WholeRun, document: dict[str, Any], problems
             highlight=False,
             soft_wrap=True,
         )
-    if text := not_run(run.results):
-        console.print(Text(text, "bold red"))
 
 
 def _resumption(context: click.Context, folder: str | None) -> str:

@@ -294,6 +294,17 @@ def test_details_have_the_vendors_own_lines():
     assert vendor_lines.of_case("train,of,another,language,x") == {}
 
 
+@pytest.mark.parametrize(("status", "allowed"), [(Status.WARN, False), (Status.FAIL, True)])
+def test_what_fails_no_run_is_a_few_lines(status, allowed):
+    result = made_result(status, allowed=allowed)
+    text = printed(terminal.print_details, [result])
+    assert [line.partition(" ")[0] for line in text.splitlines() if line[0] != " "] == [status.value]
+    assert "index" not in text
+    assert "MIOpenDriver" not in text
+    assert "index" in (whole := printed(terminal.print_details, [result], True))
+    assert "MIOpenDriver" in whole
+
+
 def many(count=300):
     results = []
     for i in range(count):
@@ -312,7 +323,7 @@ def test_many_cases_are_shown_by_group_and_all_of_them_if_asked():
     assert [row[3] for row in groups] == ["75"] * 4
     assert sum("seed=" in line for line in text.splitlines()) == 1
     assert "seed=7" in text
-    assert "300 cases; PASS and UNSUPPORTED have no row, all have one with -v" in text
+    assert "300 cases; those that are neither PASS nor UNSUPPORTED (1) have a row, with -v all" in text
     full = printed(terminal.print_results, results, True)
     assert sum("seed=" in line for line in full.splitlines()) == 300
     few = printed(terminal.print_results, results[:200])

@@ -110,7 +110,9 @@ def print_results(console: Console, results: Sequence[CaseResult], verbose: bool
             if rows:
                 _print_rows(console, f"{backend} {word}", rows, columns)
     if many:
-        console.print(f"{len(results)} cases; PASS and UNSUPPORTED have no row, all have one with -v", highlight=False)
+        shown = sum(r.status not in (Status.PASS, Status.UNSUPPORTED) for r in results)
+        text = f"{len(results)} cases; those that are neither PASS nor UNSUPPORTED ({shown}) have a row, with -v all"
+        console.print(text, highlight=False, soft_wrap=True)
 
 
 def _print_rows(console: Console, title: str, rows: Sequence[CaseResult], columns: Mapping[str, str]) -> None:
@@ -184,7 +186,10 @@ def _cell(verdict: Verdict | None) -> Text:
 
 
 def print_details(console: Console, results: Sequence[CaseResult], verbose: bool = False) -> None:
-    """Print the fault of each case that did not pass, and its command; all cases if `verbose`."""
+    """Print the fault of each case that did not pass, and its command; all cases if `verbose`.
+
+    Of a case that fails no run, such as a WARN, points and vendors' lines are shown only if `verbose`.
+    """
     few = verbose or len(results) <= MANY
     refusals: dict[str, list[CaseResult]] = {}
     for result in results:
@@ -208,19 +213,20 @@ def print_details(console: Console, results: Sequence[CaseResult], verbose: bool
         if result.message:
             message = result.message if verbose else without_codes(result.message)
             console.print(f"  {message}", markup=False, highlight=False, soft_wrap=True)
+        whole = verbose or not result.good
         for verdict in result.verdicts:
             if verdict.status != Status.PASS or verbose:
-                _print_verdict(console, verdict)
+                _print_verdict(console, verdict, whole)
         console.print(f"  {repro(result)}", markup=False, highlight=False, soft_wrap=True)
-        for line in vendor_lines.of_case(result.case).values():
+        for line in vendor_lines.of_case(result.case).values() if whole else ():
             console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
     if not few and len(detailed) > DETAILS:
         console.print(f"and details of {len(detailed) - DETAILS} more cases, all with -v, --json or --html")
 
 
-def _print_verdict(console: Console, verdict: Verdict) -> None:
-    console.print(f"  {verdict.output}: {verdict_text(verdict)}", markup=False, highlight=False)
-    if verdict.status == Status.PASS or not verdict.worst:
+def _print_verdict(console: Console, verdict: Verdict, whole: bool) -> None:
+    console.print(f"  {verdict.output}: {verdict_text(verdict)}", markup=False, highlight=False, soft_wrap=True)
+    if verdict.status == Status.PASS or not (whole and verdict.worst):
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2))
     for title in point_titles(verdict):
