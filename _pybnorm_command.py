@@ -1,4 +1,4 @@
-"""Where the command ``pybnorm`` begins: an interrupt while it imports what it needs is one line and the status 130.
+"""The start of the command ``pybnorm``: an interrupt while it imports what it needs is one line and the status 130.
 
 `pybnorm.cli` says so of everything later. This module lies outside of the package, because importing anything of the
 package imports the extension, NumPy and more.

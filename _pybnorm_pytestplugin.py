@@ -1,4 +1,4 @@
-"""What every pytest run loads of pybnorm where it is installed: options, and nothing more until one of them is used.
+"""The part of pybnorm that every pytest run loads: options, and nothing more until one of them is used.
 
 The plugin itself is `pybnorm.pytest_plugin`. This module lies outside of the package, because importing anything of the
 package imports the extension, NumPy and more. In an environment where a part of all that is missing, there are no
@@ -18,7 +18,7 @@ _PARTS = ("_core", "check", "pytest_plugin")
 
 
 def _installed() -> bool:
-    """Whether all that the plugin imports can be found, without importing it."""
+    """Tell whether all that the plugin imports can be found, without importing it."""
     package = importlib.util.find_spec("pybnorm")
     if package is None or package.submodule_search_locations is None:
         return False

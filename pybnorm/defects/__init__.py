@@ -76,7 +76,7 @@ def known_defects(backend: str, call: Any, version: Sequence[int] | None = None,
 
 
 def unrecorded(backend: str, version: Sequence[int], build: str = "") -> str:
-    """What to say of a version or a build that no run has seen; empty for one that some run has.
+    """The warning of a version or a build that no run has seen; empty for one that some run has.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def unrecorded(backend: str, version: Sequence[int], build: str = "") -> str:
 
 
 def _takes_by_time(backend: str) -> bool:
-    """Whether the library may take kernels by their times here, not by its rules.
+    """Tell whether the library may take kernels by their times here, not by its rules.
 
     From MIOpen 3.5 on that is so after any program of this user has tuned a batch norm (``miopenSetTuningPolicy``,
     ``MIOPEN_FIND_ENFORCE``): the winners are kept in files of ``MIOPEN_USER_DB_PATH``, and every later program that

@@ -12,7 +12,7 @@ _PER_CHANNEL = ("spatial", "ex", "graph")
 
 
 def _large_persistent(call: Call) -> bool:
-    """Whether a channel is spread over several blocks, which add in fixed point; one block adds in floating point."""
+    """Tell whether several blocks add a channel, in fixed point; one block adds in floating point."""
     if call.mode != Mode.SPATIAL_PERSISTENT or call.operation == Operation.FORWARD_INFERENCE:
         return False
     if call.dtype == DataType.FLOAT64:

@@ -1,4 +1,4 @@
-"""What a known defect is: its effect, the calls that meet it, the runs that showed it and the versions that have it."""
+"""A known defect: its effect, the calls that meet it, the runs that showed it and the versions that have it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Version = tuple[int, ...]
 
 
 class Effect(enum.Enum):
-    """What a defect does to a call."""
+    """The effect of a defect on a call."""
 
     WRONG = "wrong"
     """The call succeeds and a result is wrong."""
@@ -52,7 +52,7 @@ class Call(NamedTuple):
 
     @property
     def recomputes(self) -> bool:
-        """Whether the call takes mean and variance from x itself."""
+        """Tell whether the call takes mean and variance from x itself."""
         return self.operation == Operation.FORWARD_TRAINING or (self.operation == Operation.BACKWARD and not self.saved)
 
 
@@ -66,7 +66,7 @@ class Run(NamedTuple):
     card: str
     date: str
     file: str
-    """Of docs/results."""
+    """Its file in docs/results."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Defect:
         return self.ratio if isinstance(self.ratio, (int, float)) else self.ratio[output]
 
     def in_version(self, version: Sequence[int], build: str = "") -> bool:
-        """Whether `version` is one that has the defect; `build`: of the library, "" where it is not known."""
+        """Tell whether `version` is one that has the defect; `build`: of the library, "" where it is not known."""
         numbers = numbers_of(version)
         if _arguments.text(build, "build") in self.builds:
             return self.builds[build]
@@ -209,7 +209,7 @@ _IMAGES = 64
 
 
 def chained(backend: str, first: Version, seen: tuple[Run, ...], better: bool = False) -> Defect:
-    """Of the per-activation kernels of cuDNN and MIOpen, whose results are the same to three digits."""
+    """The entry of per-activation kernels of cuDNN and MIOpen, whose results are the same to three digits."""
     return Defect(
         id=f"{backend}-chained-sums",
         backend=backend,

@@ -50,7 +50,7 @@ def _training_variant_2(call: Call) -> bool:
 
 
 def _crosses(call: Call) -> bool:
-    """Whether a read of four values reaches past an image into other data, or the last ones are left out.
+    """Tell whether a read of four values reaches past an image into other data, or the last ones are left out.
 
     The images of a single channel follow one another, so there only the end of the last one counts.
     """
@@ -74,7 +74,7 @@ def _over_sums(
     identity: str, run: Run, fixed: Version | None, what: str, example: str, case: str,
     predicate: Callable[[Call], bool],
 ) -> Defect:  # fmt: skip
-    """Of MIOpen's kernels that keep partial results in their output before they have read all of their input."""
+    """The entry of MIOpen's kernels that keep partial results in their output before all of their input is read."""
     return Defect(
         id=identity,
         backend="miopen",

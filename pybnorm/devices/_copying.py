@@ -1,4 +1,4 @@
-"""What the devices have in common: copies of NumPy's arrays, workspaces and timing."""
+"""Common parts of the devices: copies of NumPy's arrays, workspaces and timing."""
 
 from __future__ import annotations
 

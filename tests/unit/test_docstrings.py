@@ -1,7 +1,10 @@
 """numpydoc's checks of public functions: all parameters and results are documented, and none that is not there."""
 
+import ast
 import importlib
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 from tables import table
@@ -15,6 +18,8 @@ CODES = {
     "RT01": "no Returns",
     "YD01": "no Yields",
 }
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+FRAGMENT = r"(Of|That of|Those|What|Whether|How|Where|Which) "
 
 
 @table("name", ["pybnorm", *(f"pybnorm.{name}" for name in sorted(pybnorm._SUBMODULES))])
@@ -41,3 +46,13 @@ def test_functions_are_documented(name, monkeypatch, need_package):
         errors = validate.validate(docscrape.get_doc_object(thing))["errors"]
         wrong += [(function, text) for code, text in errors if code in CODES]
     assert not wrong, "\n".join(f"{function}: {text}" for function, text in wrong)
+
+
+def test_a_first_line_is_no_fragment():
+    """It is a sentence, or a noun phrase that stands alone."""
+    found, package = [], Path(pybnorm.__file__).parent
+    for file in package.rglob("*.py"):
+        nodes = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, DOCUMENTED)]
+        lines = [(ast.get_docstring(node) or "").partition("\n")[0] for node in nodes]
+        found += [f"{file.name}: {line}" for line in lines if re.match(FRAGMENT, line)]
+    assert found == []

@@ -1,1 +1,1 @@
-"""How a case is run on a library: sessions, guarded memory, worker processes, executors, and what is saved."""
+"""A case's run on a library: sessions, guarded memory, worker processes, executors, and saved runs."""

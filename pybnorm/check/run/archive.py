@@ -141,7 +141,7 @@ def output_digests(folder: str | os.PathLike[str], saved: str, backend: str = ""
 
 
 def whole(folder: str | os.PathLike[str], result: CaseResult) -> bool:
-    """Whether the outputs of a result are there with every byte, and are its own."""
+    """Tell whether the outputs of a result are there with every byte, and are its own."""
     try:
         with _opened(folder, result.saved) as archive:
             _check_owner(_header(archive), result.backend, result.case)

@@ -59,7 +59,7 @@ class Kernels:
         raise NotImplementedError(f"{self.name} has no {' and no '.join(names)}")
 
     def _forward(self, x: Any, vectors: list[Any], training: bool, factor: float, epsilon: float) -> Any:
-        """What the first of `_FORWARD` returns, as a tuple."""
+        """The results of the first of `_FORWARD`, as a tuple."""
         name, function = self._function(*_FORWARD)
         more = [False] if name in ("_batch_norm_impl_index", "batch_norm") else []
         if name == "batch_norm" and not _takes(function, 9):
@@ -143,7 +143,7 @@ class Kernels:
 
 
 def _takes(function: Callable[..., Any], count: int) -> bool:
-    """Whether a function takes so many arguments by position, as far as its signature says."""
+    """Tell whether a function takes so many arguments by position, as far as its signature says."""
     try:
         inspect.signature(function).bind(*[None] * count)
     except TypeError:

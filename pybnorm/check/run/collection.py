@@ -1,4 +1,4 @@
-"""What a report of a machine needs, as texts by file name: what is here, and what a short check found."""
+"""The report of a machine, as texts by file name: its libraries, and the findings of a short check."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from pybnorm.errors import ArgumentError, PybnormError
 __all__ = ["SECONDS", "bench", "collected", "without_names"]
 
 SECONDS = 180
-"""What all commands together may take."""
+"""Seconds that all commands together may take."""
 _LAST = 15
-"""What of that an interrupted check may take to print."""
+"""Seconds of those that an interrupted check may take to print."""
 _INFO = 40
-"""What those of them that only look around may take, each."""
+"""Seconds that each of those may take that only look around."""
 _DIMS = (16, 64, 28, 28)
 _PLACES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "CONDA_PREFIX", "VIRTUAL_ENV", "PYTORCH_MIOPEN_SUGGEST_NHWC")
 _OF_VENDORS = re.compile(
@@ -149,7 +149,7 @@ def bench(name: str) -> None:
 
 
 def _output(name: str, words: list[str], seconds: float, step: Callable[[str], object]) -> str:
-    """What a command prints on both streams; it is interrupted after `seconds`, and then killed."""
+    """The output of a command on both streams; it is interrupted after `seconds`, and then killed."""
     step(name)
     command = [sys.executable, "-m", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True) as child:

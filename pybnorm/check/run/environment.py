@@ -17,7 +17,7 @@ from pybnorm import __version__, _core
 from pybnorm.check.judging.results import host_digest, is_implementation
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-"""Which devices a process sees. They differ from process to process and change no library's results."""
+"""The devices that a process sees. They differ from process to process and change no library's results."""
 _FLAGS = (
     *("sse4_1", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16"),
     *("avx512_fp16", "avx10", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),

@@ -1,4 +1,4 @@
-"""Where cases run: processes of this machine, this process, or a dask cluster.
+"""Executors of cases: processes of this machine, this process, or a dask cluster.
 
 Each is a :class:`concurrent.futures.Executor` for one backend whose calls happen in a process that holds the backend's
 library. A dask worker gives its cases to a process of its own (`pybnorm.check.run.worker`), so a library that
@@ -64,7 +64,7 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 def described(backend: str, describe: Callable[[], BackendInfo], option: str = "--timeout") -> BackendInfo:
-    """What `describe` says of `backend`; if its process died while it loaded the library, or did not answer, that.
+    """The answer of `describe` for `backend`, or that its process died or did not answer.
 
     `option` is what the user sets the time with.
     """
@@ -91,15 +91,15 @@ class Farm:
         return []
 
     def describe(self, backend: str) -> BackendInfo:
-        """What there is of `backend` there. Raises what the loading library does to its process."""
+        """The library of `backend` there. Raises what the loading library does to its process."""
         raise NotImplementedError
 
     def others(self, backend: str) -> list[BackendInfo]:
-        """What else there is of `backend` on nodes that differ from those of `describe`, which comes first."""
+        """Libraries of `backend` on nodes that differ from those of `describe`, which comes first."""
         return []
 
     def executor(self, backend: str, cases: int) -> Executor:
-        """For up to `cases` calls at a time on `backend`."""
+        """An executor of up to `cases` calls at a time on `backend`."""
         raise NotImplementedError
 
 
@@ -501,7 +501,7 @@ def isolated(
 
 
 def settled(backend: str, timeout: float | None, index: int) -> tuple[BackendInfo, dict[str, str]]:
-    """What there is of `backend` on this node, and the variables of its process: a GPU of its own.
+    """The library of `backend` on this node, and the variables of its process: a GPU of its own.
 
     `timeout`: seconds for each call. `index`: of this node among those of its host that have the same devices.
     """

@@ -32,7 +32,7 @@ _WIDTH = 16 * mmap.PAGESIZE
 _NONE, _READ, _WRITE = 0, 1, 3
 _SIGINFO = 4
 _ADDRESS = 16 if ctypes.sizeof(ctypes.c_void_p) == 8 else 12
-"""Where ``siginfo_t`` has the address of a fault."""
+"""The offset of a fault's address in ``siginfo_t``."""
 
 
 class _Action(ctypes.Structure):
@@ -113,7 +113,7 @@ class Fence:
         return f"{'wrote' if written else 'read'} outside of {self.name}: {where}"
 
     def told(self) -> list[str]:
-        """What was found; of a write, the read that it was taken for first is left out."""
+        """The faults that were found; of a write, the read that it was taken for first is left out."""
         written = {text.removeprefix("wrote") for text in self.found if text.startswith("wrote")}
         return [text for text in self.found if text.startswith("wrote") or text.removeprefix("read") not in written]
 

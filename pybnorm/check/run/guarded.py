@@ -56,7 +56,7 @@ class Observed:
 
 
 class _Kind(NamedTuple):
-    """How arrays of one shape lie, and their type."""
+    """Type and strides of arrays of one shape."""
 
     dims: tuple[int, ...]
     strides: tuple[int, ...]
@@ -172,11 +172,11 @@ class _Guarded:
         return values, guarded
 
     def as_remembered(self, session: Session) -> bool:
-        """Whether all bytes of what is only read, the guards' too, are what they were."""
+        """Tell whether all bytes of what is only read, the guards' too, are what they were."""
         return self._marked is not None and self._marked == _mark(self._image(session))
 
     def unchanged(self, values: Array) -> bool:
-        """Whether `values` are what an array of a judge's namespace held before the call."""
+        """Tell whether `values` are what an array of a judge's namespace held before the call."""
         if self.judge is None:
             return False  # else it were as remembered
         right = self.values
@@ -211,7 +211,7 @@ def _weights() -> Array:
 
 
 def _mark(image: Array) -> bytes:
-    """What bytes are told by: themselves, or of many one number for each run of words, the sum of their products with
+    """The digest of bytes: themselves, or of many one number for each run of words, the sum of their products with
     `_weights` modulo 2**64, and what is left over."""
     if image.size <= _COPIED:
         return image.tobytes()
@@ -228,14 +228,14 @@ def _mark(image: Array) -> bytes:
 
 
 def _is_all(part: Array, value: int) -> bool:
-    """Whether all bytes have that value."""
+    """Tell whether all bytes have that value."""
     if isinstance(part, Foreign):
         return bool((part == value).all())
     return part.tobytes().count(value) == part.size
 
 
 def same_bits(one: Array, other: Array) -> bool:
-    """Whether two arrays of one shape and dtype are equal to the bit, with little memory beside them."""
+    """Tell whether two arrays of one shape and dtype are equal to the bit, with little memory beside them."""
     if isinstance(one, Foreign):
         return one.same_bits(other)
     if not one.size:

@@ -149,7 +149,7 @@ def load(spec: str) -> Implementation:
 
 
 def _kernels(spec: str) -> tuple[Any, ModuleType]:
-    """What ``aten:MODULE`` names, a file, a module or an object below one, and the module."""
+    """The object that ``aten:MODULE`` names, a file, a module or an object below one, and the module."""
     name = spec.removeprefix(aten.PREFIX)
     if not name:
         raise ArgumentError("--implementation", spec, "aten:MODULE or aten:FILE.py")
@@ -531,7 +531,7 @@ class _Numpy:
         self.of(buffer)[...] = value
 
     def address(self, value: Any) -> int:
-        """Where a returned array lies; 0 where that cannot be said or nobody can write to it."""
+        """The address of a returned array; 0 where that cannot be said or nobody can write to it."""
         return int(value.ctypes.data) if isinstance(value, np.ndarray) and value.size else 0
 
     def synchronize(self) -> None:

@@ -1,4 +1,4 @@
-"""Where a case is judged: by NumPy, or by CuPy or PyTorch on the GPU that the library computes on.
+"""The judge of a case: NumPy, or CuPy or PyTorch on the GPU that the library computes on.
 
 NumPy is the definition. On a GPU the same functions run on arrays of another namespace
 (`pybnorm.reference.namespaces`), in float64, in the memory that the library has read and written; data are made there,
@@ -47,7 +47,7 @@ def reason(problem: Problem) -> str:
 
 
 def instead(results: Iterable[CaseResult]) -> list[str]:
-    """What to say of cases that another judge than the named one had: a line per reason."""
+    """Notes on cases that another judge than the named one had: a line per reason."""
     word = os.environ.get(VARIABLE, "")
     found: Counter[str] = Counter()
     for result in results:

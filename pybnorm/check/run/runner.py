@@ -334,7 +334,7 @@ def opened(opener: Callable[[str], Session], backend: str) -> Session:
 
 
 def device_lost() -> bool:
-    """Whether a call has left the device of one of this process's sessions unusable."""
+    """Tell whether a call has left the device of one of this process's sessions unusable."""
     return any(session.lost() for session in _sessions.values())
 
 

@@ -40,7 +40,7 @@ class Session:
         return Session(self.backend, self.handle, device)
 
     def lost(self) -> bool:
-        """Whether the device can no longer be used here, as after a kernel's fault, which all later calls report."""
+        """Tell whether the device is lost here, as after a kernel's fault, which all later calls report."""
         try:
             self.device.synchronize()
         except Exception:
@@ -71,7 +71,7 @@ class Session:
             return int(self.handle.workspace_size(problem.operation, x_desc, **chosen))
 
     def repeats(self, problem: Problem) -> bool:
-        """Whether the plan of the problem's call says that equal calls give the same bits."""
+        """Tell whether the plan of the problem's call says that equal calls give the same bits."""
         if problem.composed or problem.activation or problem.inverse or not hasattr(self.handle, "plan_backward"):
             return False
         try:
@@ -80,7 +80,7 @@ class Session:
             return False
 
     def _plan(self, problem: Problem) -> Any:
-        """Of arrays where the problem's lie, whose alignment descriptors do not have."""
+        """The plan for arrays that lie as the problem's do, whose alignment descriptors do not have."""
         address = 256 + problem.misalign * problem.dtype.itemsize
         place = self.device.device_type, self.device.device_id
         like = Buffer(address, problem.dims, problem.strides, problem.dtype, *place, True, None)

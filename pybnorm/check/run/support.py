@@ -70,7 +70,7 @@ def check(
     repeat: str = "",
     build: str = "",
 ) -> str:
-    """What is recorded about a case that ended with `status` on `device`; `repeat` is as in `CaseResult`.
+    """The record of a case that ended with `status` on `device`; `repeat` is as in `CaseResult`.
 
     `NEWLY_UNSUPPORTED` is a claimed case that is UNSUPPORTED, `NO_LONGER_REPEATABLE` one that is recorded as giving the
     same bits at every call and did not, "" a case of a version without a record.
@@ -87,7 +87,7 @@ def check(
 
 
 def claimed(record: Mapping[str, Any], problem: Problem) -> bool:
-    """Whether a record says that `problem` runs."""
+    """Tell whether a record says that `problem` runs."""
     batch, elements = record["below"]["batch"], record["below"]["elements"]
     if batch is not None and problem.dims[0] >= batch:
         return False
@@ -111,7 +111,7 @@ def _factors(problem: Problem) -> tuple[float, float, float, float]:
 
 
 def _ordinary(problem: Problem) -> bool:
-    """Whether it is of the calls that combinations are recorded of."""
+    """Tell whether it is of the calls that combinations are recorded of."""
     if problem.fill in ("range", "special"):
         return False  # an adapter may refuse the values: statistics that another form of them cannot hold
     if (
@@ -129,7 +129,7 @@ def _ordinary(problem: Problem) -> bool:
 
 
 def repeatable(record: Mapping[str, Any], problem: Problem) -> bool:
-    """Whether a record says that equal calls of `problem` give the same bits."""
+    """Tell whether a record says that equal calls of `problem` give the same bits."""
     if problem.inplace or problem.activation or problem.inverse:
         return False
     kind = _kind(problem)
@@ -140,7 +140,7 @@ def repeatable(record: Mapping[str, Any], problem: Problem) -> bool:
 
 
 def _kind(problem: Problem) -> dict[str, Any]:
-    """What repeatability is recorded by, in the names of a record."""
+    """The key of a record of repeatability, in the names of a record."""
     return {
         "operations": problem.word,
         "modes": next(word for word, value in MODES.items() if value == problem.mode),

@@ -55,7 +55,7 @@ class WholeRun:
 
     @property
     def interrupted(self) -> bool:
-        """Whether an interrupt kept cases from being run."""
+        """Tell whether an interrupt kept cases from being run."""
         return self._asked and not (self.begun and len(self.results) == len(self._usable()) * len(self._problems))
 
     @contextlib.contextmanager

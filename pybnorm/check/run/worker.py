@@ -42,7 +42,7 @@ class TimeLimitError(RuntimeError):
     """The call took longer than it may, and the process was ended."""
 
     seconds = 0.0
-    """How long it may take."""
+    """Seconds that it may take."""
 
 
 def check_timeout(option: str, seconds: float | None) -> None:
