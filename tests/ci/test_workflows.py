@@ -165,7 +165,7 @@ def steps(text):
                 yield step["run"], {name for of in (read, job, step) for name in of.get("env", ())}
 
 
-SERVICE = {"GITHUB_ACTION", "GITHUB_ACTION_PATH", "GITHUB_OUTPUT", "GITHUB_REF_NAME", "PATH", "RUNNER_TEMP"}
+SERVICE = {"CONDA", "GITHUB_ACTION", "GITHUB_ACTION_PATH", "GITHUB_OUTPUT", "GITHUB_REF_NAME", "PATH", "RUNNER_TEMP"}
 
 
 @pytest.mark.parametrize("file", [*FILES, ROOT / "action.yml"], ids=lambda f: f.stem)

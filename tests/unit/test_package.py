@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import inspect
+import json
 import os
 import re
 import shutil
@@ -178,6 +179,25 @@ def test_the_conda_recipe_needs_what_the_package_needs():
     assert listed("run") - {"python"} == set(project["project"]["dependencies"])
     assert listed("host") - {"python", "pip"} == set(project["build-system"]["requires"])
     assert f'default="{pybnorm.__version__}"' in recipe
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_an_image_installs_and_runs_what_there_is(name):
+    from pybnorm.cli import main
+
+    root = Path(__file__).parents[2]
+    lines = (root / f"docker/{name}.Dockerfile").read_text().splitlines()
+    said = [line.partition(" ")[::2] for line in lines if line[0] != "#"]
+    assert {word for word, _ in said} <= {"FROM", "RUN", "COPY", "ENV", "WORKDIR", "ENTRYPOINT", "CMD"}
+    given = dict(said)
+    section = (root / "pyproject.toml").read_text().partition("[project.optional-dependencies]\n")[2]
+    extras = re.search(r"pip install \S+ '/source\[(.*)\]'", given["RUN"])[1].split(",")
+    assert [e for e in extras if f"\n{e} = [" not in f"\n{section}"] == []
+    assert given["COPY"] == ". /source"
+    command, *options = json.loads(given["CMD"])
+    assert json.loads(given["ENTRYPOINT"]) == ["pybnorm"]
+    context = main.get_command(None, command).make_context(command, options)
+    assert set(context.params["backends"]) <= set(pybnorm.backends())
 
 
 def test_every_extra_for_users_is_documented():
