@@ -614,7 +614,7 @@ def test_cases_of_one_run_only_are_named(tmp_path):
     only = (
         "libcudnn 1.0.0 (A) to libcudnn 1.0.0 (B): no change in 1 case; 1 case only in libcudnn 1.0.0 (A), not compared"
     )
-    assert done.stdout.startswith(f"{only}; 1 case only in libcudnn 1.0.0 (B), not compared.\n")
+    assert done.stdout.endswith(f"\n{only}; 1 case only in libcudnn 1.0.0 (B), not compared.\n")
     assert f"only in A: 1 case\n    {LINES[0]}\n" in done.stdout
     assert f"only in B: 1 case\n    {LINES[2]}\n" in done.stdout
 

@@ -36,7 +36,7 @@ def found(comparison: Comparison) -> list[Found]:
             text = f"{names.get(alone, alone)} stands alone in {cases_text(len(own))}{by}."
         else:
             text = f"In {cases_text(len(own))} no single one stands alone{by}."
-        said.append(Found(text, alone != REFERENCE or allowed))
+        said.append(Found(text, allowed))
     pairs = [_pair(comparison, pair, names) for pair in comparison.pairs]
     return said + sorted(pairs, key=lambda item: item.good)
 
@@ -62,7 +62,7 @@ def _pair(comparison: Comparison, pair: Pair, names: dict[str, str]) -> Found:
         + _known([c for c in own if c.outcome == outcome])
         for outcome, one, many, words in (
             (Outcome.BEYOND, "is", "are", "farther apart than both bounds allow"),
-            (Outcome.DIFFER, "is", "are", "right on one side only"),
+            (Outcome.DIFFER, "is", "are", "correct on one side only"),
             (Outcome.UNDECIDED, "differs", "differ", "where no bound decides"),
         )
         if (count := counts[outcome])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 
 from rich import box
@@ -38,16 +37,15 @@ STYLES = {
 }
 SHOWN = 20
 """Rows of a list in the terminal, unless all are asked for."""
+POINTS = 3
+"""Elements of an output, likewise."""
 
 
 def print_comparison(console: Console, comparison: Comparison, verbose: bool = False) -> None:
-    """Print what was found in sentences, then as tables; long lists are cut and say so, unless `verbose`."""
-    for found in conclusions.found(comparison):
-        console.print(Text(found.sentence, "green" if found.good else "bold red"), soft_wrap=True)
-    console.print()
+    """Print tables, then the findings in sentences; long lists are cut and say so, unless `verbose`."""
     for run in comparison.runs:
         libraries = ", ".join(
-            f"{info.label or info.backend} {version_text(info)} on {info.device}".strip()
+            f"{f'{info.label or info.backend} {version_text(info)}'.strip()} on {info.device}"
             for info in run.backends.values()
             if not info.problem
         )
@@ -66,6 +64,8 @@ def print_comparison(console: Console, comparison: Comparison, verbose: bool = F
     _print_alone(console, comparison, verbose)
     for name, lines in comparison.only.items():
         _print_list(console, f"only in {name}: {cases_text(len(lines))}", lines, verbose)
+    for found in conclusions.found(comparison):
+        console.print(Text(found.sentence, "green" if found.good else "bold red"), soft_wrap=True)
 
 
 def _print_pairs(console: Console, comparison: Comparison) -> None:
@@ -133,12 +133,12 @@ def _print_beyond(console: Console, comparison: Comparison, verbose: bool) -> No
                 console.print(f"  {side}: {reason}", markup=False, highlight=False, soft_wrap=True)
         for output in case.outputs:
             if not output.outcome.good:
-                _print_output(console, case, output)
+                _print_output(console, case, output, None if verbose else POINTS)
     if len(bad) > SHOWN and not verbose:
         console.print(f"and {len(bad) - SHOWN} more; all with -v, --json or --html", highlight=False)
 
 
-def _print_output(console: Console, case: CasePair, output: OutputPair) -> None:
+def _print_output(console: Console, case: CasePair, output: OutputPair, most: int | None) -> None:
     text = f"  {output.output}: {output_text(output)}"
     console.print(text, markup=False, highlight=False)
     if not output.worst:
@@ -146,7 +146,7 @@ def _print_output(console: Console, case: CasePair, output: OutputPair) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2))
     for title in ("index", "reference", case.first, case.second, f"bound ({'+'.join(output.classes)})", "ratio"):
         table.add_column(title, justify="right", no_wrap=True)
-    for point in output.worst:
+    for point in output.worst[:most]:
         table.add_row(*difference_cells(point))
     console.print(table)
 
@@ -162,9 +162,7 @@ def _print_alone(console: Console, comparison: Comparison, verbose: bool) -> Non
         groups = " | ".join(", ".join(group) for group in item.groups if item.alone not in group)
         table.add_row(Text(item.alone or "no single one", "bold"), item.output, groups, Text(item.case))
     console.print(table)
-    counts = Counter(item.alone or "no single one" for item in comparison.alone)
-    console.print("outputs: " + ", ".join(f"{name} {count}" for name, count in counts.most_common()), highlight=False)
-    if counts[REFERENCE]:
+    if any(item.alone == REFERENCE for item in comparison.alone):
         console.print(REFERENCE_ALONE, highlight=False)
 
 

@@ -177,10 +177,12 @@ def markdown(found: Matrix) -> str:
     parts = ["\n".join(f"- {sentence}" for sentence, _ in sentences(found)), _table(rows)]
     if found.suites:
         shares = [[name, *map(str, own)] for name, own in found.suites.items()]
-        parts += ["Right, of those that were not refused, by suite:", _table([["suite", *names], *shares])]
+        parts += ["Correct cases, of those that were not refused, by suite:", _table([["suite", *names], *shares])]
     if not found.lines:
         return "\n\n".join([*parts, f"{_told(found)} No change: every case is correct on all."]) + "\n"
-    parts.append(f"{_told(found)} Not right on all, or different, with the worst error as a share of its bound:")
+    parts.append(
+        f"{_told(found)} Cases that are wrong on a version, or have another status, with the worst error / bound:"
+    )
     lines = [
         [f"`{line.case}`", *map(worst, line.results), line.first_bad or "-", line.first_good or "-"]
         for line in found.lines

@@ -176,7 +176,7 @@ def _class_lines(held: Held) -> Iterator[str]:
     else:
         point = held.worst
         yield f"    worst error / bound {ratio_text(point.ratio)} at [{','.join(map(str, point.index))}]:"
-        yield f"      right {point.reference:.9g}, got {point.got:.9g}, error {abs(point.got - point.reference):.3g}"
+        yield f"      correct {point.reference:.9g}, got {point.got:.9g}, error {abs(point.got - point.reference):.3g}"
     whole = sum(term.size for term in held.terms)
     for term in held.terms:
         share = f"{100 * term.size / whole:5.1f} %" if 0 < whole < math.inf else ""

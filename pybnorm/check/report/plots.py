@@ -36,7 +36,7 @@ COLOURS = {
     "differ": "#c52727",
     "beyond": "#df2c2c",
 }
-"""Of statuses and of outcomes. White text on them, and they on a light and a dark page, have AA contrast (WCAG)."""
+"""Colours of statuses and outcomes; with white text, and on a light and a dark page, they have AA contrast (WCAG)."""
 FLOOR, CEILING = 1e-5, 1e5
 """Ends of the scale of ratios; what is beyond them lies on them."""
 RASTER = 1500
@@ -65,50 +65,46 @@ def operation(case: str) -> str:
 
 
 def strips(panels: Mapping[str, Sequence[Point]]) -> str:
-    """A panel for each title: a strip of ratios for each output, coloured by status; what is not good links."""
-    if not panels:
-        return "<p>No output was judged.</p>"
+    """A drawing for each title: a strip of ratios for each output, coloured by status; what is not good links."""
     outputs = [n for n in TITLES if any(n == p[0] for points in panels.values() for p in points)]
-    across = min(len(panels), 2)
-    down = math.ceil(len(panels) / across)
     with _style():
-        figure = _figure((6.2 * across + 0.6, 3.9 * down))
-        axes = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
-        for axis, (title, points) in zip(axes, panels.items(), strict=False):
-            for status in dict.fromkeys(p[2] for p in points):
-                own = [p for p in points if p[2] == status]
-                # a golden-ratio sequence spreads the points of a strip evenly, and the same way every time
-                spread = (np.arange(len(own)) * 0.6180339887498949) % 1 - 0.5
-                x = np.array([outputs.index(p[0]) for p in own]) + 0.62 * spread
-                y = np.clip([p[1] if not math.isnan(p[1]) else CEILING for p in own], FLOOR, CEILING)
-                good = status in _GOOD
-                drawn = axis.scatter(
-                    *(x, y, 7 if good else 26),
-                    color=COLOURS[status],
-                    marker="o" if good else _MARKERS.get(status, "X"),
-                    linewidths=0,
-                    alpha=0.65 if good else 0.95,
-                    zorder=2 if good else 3,
-                    label=f"{status} ({len(own)})",
-                    rasterized=len(own) > (RASTER if good else LINKS),
-                )
-                if not good and len(own) <= LINKS:
-                    drawn.set_urls([f"#case-{p[3]}" for p in own])
-            axis.axhline(1, color=INK, linewidth=0.9, linestyle="--", zorder=1)
-            axis.set(yscale="log", ylim=(FLOOR / 2, CEILING * 2), xlim=(-0.5, len(outputs) - 0.5), title=_drawn(title))
-            axis.set_xticks(range(len(outputs)), [TITLES[n] for n in outputs])
-            axis.set_yticks(
-                [FLOOR, 1e-4, 1e-3, 1e-2, 0.1, 1, 10, 100, 1e3, 1e4, CEILING],
-                ["0", "1e-4", "1e-3", "0.01", "0.1", "1", "10", "100", "1e3", "1e4", "inf"],
-            )
-            axis.minorticks_off()
-            axis.grid(axis="y", color=INK, alpha=0.12, linewidth=0.6)
-            axis.legend(
-                loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=5, frameon=False, fontsize=8, handletextpad=0.2
-            )
-        for axis in axes[len(panels) :]:
-            axis.remove()
-        return _svg(figure, "strips", "worst ratio of each output")
+        drawn = [_panel(*panel, outputs, f"strips{i}") for i, panel in enumerate(panels.items())]
+    return "\n".join(drawn) or "<p>No output was judged.</p>"
+
+
+def _panel(title: str, points: Sequence[Point], outputs: Sequence[str], name: str) -> str:
+    figure = _figure((6.2, 3.9))
+    axis = figure.subplots()
+    for status in dict.fromkeys(p[2] for p in points):
+        own = [p for p in points if p[2] == status]
+        # a golden-ratio sequence spreads the points of a strip evenly, and the same way every time
+        spread = (np.arange(len(own)) * 0.6180339887498949) % 1 - 0.5
+        x = np.array([outputs.index(p[0]) for p in own]) + 0.62 * spread
+        y = np.clip([p[1] if not math.isnan(p[1]) else CEILING for p in own], FLOOR, CEILING)
+        good = status in _GOOD
+        drawn = axis.scatter(
+            *(x, y, 7 if good else 26),
+            color=COLOURS[status],
+            marker="o" if good else _MARKERS.get(status, "X"),
+            linewidths=0,
+            alpha=0.65 if good else 0.95,
+            zorder=2 if good else 3,
+            label=f"{status} ({len(own)})",
+            rasterized=len(own) > (RASTER if good else LINKS),
+        )
+        if not good and len(own) <= LINKS:
+            drawn.set_urls([f"#case-{p[3]}" for p in own])
+    axis.axhline(1, color=INK, linewidth=0.9, linestyle="--", zorder=1)
+    axis.set(yscale="log", ylim=(FLOOR / 2, CEILING * 2), xlim=(-0.5, len(outputs) - 0.5), title=_drawn(title))
+    axis.set_xticks(range(len(outputs)), [TITLES[n] for n in outputs])
+    axis.set_yticks(
+        [FLOOR, 1e-4, 1e-3, 1e-2, 0.1, 1, 10, 100, 1e3, 1e4, CEILING],
+        ["0", "1e-4", "1e-3", "0.01", "0.1", "1", "10", "100", "1e3", "1e4", "inf"],
+    )
+    axis.minorticks_off()
+    axis.grid(axis="y", color=INK, alpha=0.12, linewidth=0.6)
+    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=5, frameon=False, fontsize=8, handletextpad=0.2)
+    return _svg(figure, name, "worst ratio of each output")
 
 
 def heat_map(results: Sequence[CaseResult], backends: Sequence[str]) -> str:

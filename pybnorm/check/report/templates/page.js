@@ -30,6 +30,12 @@ const withCopy = pre => {
 };
 for (const pre of document.querySelectorAll("pre.copied")) withCopy(pre);
 
+// ---- on a phone each cell stands in a line of its own, behind the title of its column
+for (const stack of document.querySelectorAll("table.stack:not(#cases)")) {
+  const titles = [...stack.tHead.rows[0].cells].map(cell => cell.textContent);
+  for (const row of stack.tBodies[0].rows) [...row.cells].forEach((cell, i) => { cell.dataset.title = titles[i]; });
+}
+
 // ---- the table, of whose rows only those that are looked at are made
 const CHUNK = 100;
 const table = document.getElementById("cases");
@@ -117,6 +123,7 @@ if (table) {
     for (; made < Math.min(to, chosen.length); made++) {
       const i = chosen[made];
       const cells = shownColumns.map(c => cell(rows[i], c, i));
+      cells.forEach((made, at) => { if (shownColumns[at].kind !== "case") made.dataset.title = shownColumns[at].title; });
       fresh.append(make("tr", {id: "case-" + i}, ...cells));
     }
     body.append(fresh);
