@@ -125,6 +125,8 @@ def _shown(value: object) -> str:
         text = repr(value)
     except Exception:
         text = f"<{type(value).__name__}>"
+    if "\n" in text or (len(text) > 100 and issubclass(type(value), (list, tuple, dict, set))):
+        text = f"a {type(value).__name__}"  # its values say less than its type
     return _cut(text)
 
 

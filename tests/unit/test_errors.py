@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 from tables import table
 
@@ -103,10 +104,13 @@ def test_a_value_that_cannot_be_shown():
 
     assert errors.ArgumentError("x", Bad(), "an array").value == "<Bad>"
     assert len(errors.ArgumentError("x", "a" * 5, "b").value) == 5
-    assert len(errors.ArgumentError("x", list(range(1000)), "b").value) == 300
+    assert errors.ArgumentError("x", list(range(1000)), "b").value == "a list"
+    assert errors.ArgumentError("x", dict.fromkeys(range(1000)), "b").value == "a dict"
+    assert errors.ArgumentError("x", np.ones((2, 2)), "b").value == "a ndarray"
+    assert errors.ArgumentError("x", (1, 2), "b").value == "(1, 2)"
 
 
-@pytest.mark.parametrize("value", ["\x1b" * 10**6, ["a" * 10**6], b"\0" * 10**6], ids=["str", "list", "bytes"])
+@pytest.mark.parametrize("value", ["\x1b" * 10**6, b"\0" * 10**6], ids=["str", "bytes"])
 def test_a_long_value_is_cut_before_it_is_cleaned(monkeypatch, value):
     cleaned = []
     clean = errors.one_line
