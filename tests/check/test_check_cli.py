@@ -915,6 +915,22 @@ def test_a_saved_run_has_its_outputs_and_resumes_where_it_was_interrupted(onednn
     assert sorted(cases) == sorted(again)
 
 
+def test_an_interrupt_of_info_waits_for_no_library_that_hangs():
+    code = """
+import importlib, os, signal, time
+from pybnorm.cli import main
+info = importlib.import_module("pybnorm.cli.info")
+def ask(worker):
+    with worker:
+        os.kill(os.getpid(), signal.SIGINT)
+        worker.call(time.sleep, 600)
+info._ask = ask
+main(["info"], prog_name="pybnorm")
+"""
+    done = run(program=("-c", code))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
 @pytest.mark.parametrize(("at", "saves"), [(2, True), (4, True), (4, False)])
 def test_an_interrupt_beside_a_result_loses_and_repeats_nothing(onednn, tmp_path, at, saves):
     """After the last case it changes nothing: the run is complete."""
