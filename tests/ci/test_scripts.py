@@ -134,7 +134,7 @@ def test_without_root_or_with_failed_checks_nothing_passes(rig):
 @pytest.fixture
 def python(tree):
     tools = ("python", "python3", "ruff", "cython-lint", "mypy", "shellcheck", "zizmor", "actionlint", "pytest",
-             "pybnorm", "gcc", "clang", "aarch64-linux-gnu-gcc", "cc", "apt-get", "sphinx-build")  # fmt: skip
+             "pybnorm", "gcc", "clang", "aarch64-linux-gnu-gcc", "cc", "apt-get", "sphinx-build", "uv")  # fmt: skip
     for name in tools:
         tree.stand_in(tree.bin / name, PYTHON)
     return tree
@@ -142,8 +142,8 @@ def python(tree):
 
 @pytest.mark.parametrize(
     ("fail", "step"),
-    [("pip install --quiet .[test", "environment: "), ("mypy", "lint"),
-     ("sphinx-build", "documentation"), ("gcc -std", "every C file"),
+    [("uv pip install --quiet -r pyproject.toml", "environment: "), ("no-build-isolation .", "build"), ("mypy", "lint"),
+     ("sphinx-build", "documentation"), ("gcc -std", "every C file"), ("tbb", "libraries"),
      ("pytest --full", "pytest"), ("selftest", "the judge"), ("--suite standard", "the judge")],
 )  # fmt: skip
 def test_a_failed_step_of_the_checks_is_in_the_last_line(python, fail, step):
