@@ -15,9 +15,9 @@ miopen_parts() {
         "${PYTEST[@]}" tests/backends tests/devices -k miopen --junitxml="$results/miopen-guard.xml"
     part 'random calls, guard pages' HIPCPU_ALIGN=4 PYBNORM_FUZZ_CALLS="${calls:-20000}" -- \
         "${ALONE[@]}" tests/fuzz -k miopen --junitxml="$results/miopen-fuzz.xml"
-    part 'operations, layers, graphs' -- \
-        "${PYTEST[@]}" tests/operations tests/layer tests/graph tests/functional tests/pytorch -k miopen --junitxml="$results/miopen-operations.xml"
-    part 'known defects, each still there' -- "${ALONE[@]}" tests/check/test_check_defects.py -k miopen
+    part 'operations, layers, graphs; known defects, each still there' -- \
+        "${PYTEST[@]}" tests/operations tests/layer tests/graph tests/functional tests/pytorch \
+        tests/check/test_check_defects.py -k miopen --junitxml="$results/miopen-operations.xml"
     part 'the check: whatever else is wrong is new' -- bash -c "set -o pipefail
         python3 -m pybnorm check --backend miopen --suite smoke --suite bugs --allow-known --timeout 300 ${jobs[*]-} |
             tee '$results/miopen-check.txt' | tail -n 12"
