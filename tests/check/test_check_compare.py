@@ -3,12 +3,11 @@
 import json
 import os
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from command_here import run
 from made_runs import made_document, made_result, make_run, nudged, right_outputs
 
 import pybnorm
@@ -30,17 +29,6 @@ LINES = [
     "infer,peract,bf16,nhwc,4x3x5x5,fill=randn,alpha=2,beta=0.5",
     "backward,spatial,f16,nchw,4x3x5x5,fill=randn",
 ]
-
-
-def run(*arguments, **variables):
-    return subprocess.run(
-        [sys.executable, "-m", "pybnorm", *map(str, arguments)],
-        env={k: v for k, v in os.environ.items() if k != "FORCE_COLOR"} | variables,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 def only_pair(*folders):
@@ -715,13 +703,8 @@ def test_an_interrupted_run_is_compared_from_its_journal(tmp_path):
 
 
 @pytest.mark.slow
-def test_real_runs_are_compared(tmp_path):
-    try:
-        pybnorm.load("onednn")
-    except pybnorm.LibraryError as error:
-        if "onednn" in os.environ.get("PYBNORM_REQUIRE", ""):
-            pytest.fail(f"onednn is listed in PYBNORM_REQUIRE but: {error}")
-        pytest.skip(f"onednn: {error}")
+def test_real_runs_are_compared(tmp_path, load_library):
+    load_library("onednn")
     case = "train/infer/backward,spatial,f32/f64,nchw/nhwc,8x40x9x9,fill=randn,kappa=3"
     variables = [{"OMP_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": "1", "ONEDNN_MAX_CPU_ISA": "SSE41"}]
     for name, settings in zip("ab", variables, strict=True):
@@ -769,6 +752,7 @@ def test_versions_of_one_library_are_one_voice(tmp_path):
     assert item.alone == "A:onednn"
 
 
+@pytest.mark.slow
 def test_known_defects_are_counted_apart_and_can_be_allowed(tmp_path):
     make_run(tmp_path / "a", "onednn", LINES)
     make_run(tmp_path / "b", "onednn", LINES, (2, 0), change=halved, known="X-1")

@@ -8,7 +8,6 @@ import math
 import os
 import platform
 import re
-import subprocess
 import sys
 import time
 import tracemalloc
@@ -16,6 +15,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 from click.testing import CliRunner
+from command_here import run
 from made_runs import made_document, made_result, make_run, nudged
 
 import pybnorm
@@ -61,26 +61,6 @@ def printed(function, *arguments):
     stream = io.StringIO()
     function(Console(file=stream, width=200), *arguments)
     return stream.getvalue()
-
-
-def real_results(*cases):
-    """As the command writes them."""
-    try:
-        pybnorm.load("onednn")
-    except pybnorm.LibraryError as error:
-        if "onednn" in os.environ.get("PYBNORM_REQUIRE", ""):
-            pytest.fail(f"onednn is listed in PYBNORM_REQUIRE but: {error}")
-        pytest.skip(f"onednn: {error}")
-    arguments = [word for case in cases for word in ("--case", case)]
-    done = subprocess.run(
-        [sys.executable, "-m", "pybnorm", "check", "--backend", "onednn", "--json", *arguments],
-        env={k: v for k, v in os.environ.items() if k != "FORCE_COLOR"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    return json.loads(done.stdout)
 
 
 # ---------------------------------------------------------------- environment
@@ -230,6 +210,7 @@ def test_the_worst_is_what_the_status_was_made_by():
 ONE = re.compile(r"\b(1( \w+)? cases|all 1|1 case are)\b")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [None, Status.UNSUPPORTED, Status.CRASHED, Status.ERROR])
 def test_one_case_is_one_case(tmp_path, status):
     """But in the line that scripts read, ``cudnn: 1 cases, 1 PASS``."""
@@ -498,8 +479,10 @@ def test_what_is_no_case_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_real_documents_meet_the_schema(schema, tmp_path):
-    document = real_results("train/infer/backward,spatial/peract,f32/bf16/f64,nchw,4x3x5x5,fill=exact/randn")
+def test_real_documents_meet_the_schema(schema, tmp_path, load_library):
+    load_library("onednn")
+    case = "train/infer/backward,spatial/peract,f32/bf16/f64,nchw,4x3x5x5,fill=exact/randn"
+    document = json.loads(run("check", "--backend", "onednn", "--json", "--case", case).stdout)
     assert {c["status"] for c in document["cases"]} >= {"PASS", "UNSUPPORTED"}
     assert errors(schema, document) == ""
 
@@ -845,6 +828,7 @@ def test_colours_and_text_follow_the_page(plots):
     assert "currentColor" in text
 
 
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_page(plots):
     pages = []
     for _ in range(2):
@@ -967,16 +951,11 @@ def test_a_page_without_its_packages_says_what_to_install(monkeypatch, missing):
         page.write(io.StringIO(), machine(), INFOS, EVERY)
 
 
+@pytest.mark.parametrize("missing", ["jinja2", "matplotlib"])
 @pytest.mark.parametrize("command", [("check", "--case", "infer,spatial,f32,nchw,2x3x4x4"), ("compare", "nowhere")])
-def test_a_command_that_cannot_make_its_page_says_so_before_it_runs(tmp_path, command):
-    code = "import sys; sys.modules['matplotlib'] = None; from pybnorm.cli import main; main(sys.argv[1:])"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *command, "--html", str(tmp_path / "x.html")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def test_a_command_that_cannot_make_its_page_says_so_before_it_runs(monkeypatch, tmp_path, command, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    done = run(*command, "--html", tmp_path / "x.html")
     assert done.returncode == 2
     assert "pip install matplotlib jinja2" in done.stderr
     assert done.stdout == ""
