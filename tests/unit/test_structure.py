@@ -2,6 +2,7 @@
 
 import ast
 import enum
+import functools
 import graphlib
 import importlib
 import importlib.metadata
@@ -89,7 +90,13 @@ def imports(path):
     return found & MODULES - {module_of(path)}
 
 
-GRAPH = {module: set().union(*(imports(p) for p in FILES if module_of(p) == module)) for module in MODULES}
+@functools.cache  # not while tests are collected, which every process of a run does
+def graph():
+    """What each module imports."""
+    found = {module: set() for module in MODULES}
+    for path in FILES:
+        found[module_of(path)] |= imports(path)
+    return found
 
 
 def room(module):
@@ -100,7 +107,7 @@ def room(module):
 @table("module", sorted(MODULES))
 def test_imports_point_one_way(module):
     name = room(module)
-    for target in {room(other) for other in GRAPH[module]} - {name}:
+    for target in {room(other) for other in graph()[module]} - {name}:
         assert storey(target) > storey(name), f"{name} imports {target}"
         assert target not in FORBIDDEN.get(name, set()), f"{name} imports {target}"
 
@@ -138,13 +145,13 @@ def circle(graph):
 
 
 def test_no_modules_import_one_another():
-    assert not circle(GRAPH), " -> ".join(circle(GRAPH))
+    assert not circle(graph()), " -> ".join(circle(graph()))
 
 
 @pytest.mark.parametrize("name", ROOMS)
 def test_rooms_of_the_check_are_in_order(name):
     here = [module for module in MODULES if module.startswith(f"pybnorm.check.{name}.")]
-    targets = {target for module in here for target in GRAPH[module] if f"{target}.".startswith("pybnorm.check.")}
+    targets = {target for module in here for target in graph()[module] if f"{target}.".startswith("pybnorm.check.")}
     assert here, name
     assert {f"{target}.".split(".")[2] for target in targets} <= {*ROOMS[: ROOMS.index(name) + 1]}
 
@@ -165,13 +172,13 @@ def test_what_shows_results_makes_none():
     readers = {m for m in MODULES if m.startswith(("pybnorm.check.report.", "pybnorm.check.compare."))}
     assert makers <= MODULES
     # It runs the case that it shows.
-    assert {m for m in readers if GRAPH[m] & makers} == {"pybnorm.check.report.explain"}
-    assert not GRAPH["pybnorm.check.run.archive"] & makers
+    assert {m for m in readers if graph()[m] & makers} == {"pybnorm.check.report.explain"}
+    assert not graph()["pybnorm.check.run.archive"] & makers
 
 
 def test_only_commands_print():
     printers = {"pybnorm.check.report.terminal", "pybnorm.check.compare.terminal"}
-    importers = {module for module, targets in GRAPH.items() if targets & printers}
+    importers = {module for module, targets in graph().items() if targets & printers}
     # the plugin prints the text of the command where pytest wants one
     assert {m for m in importers if room(m) != "cli"} == {"pybnorm.pytest_plugin"}
 
