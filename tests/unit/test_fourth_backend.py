@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LINE = "    /* the next one goes here */"
+LINE = "    /* the next one goes here */\n"
+ONE_MORE = "    X(loop)             \\\n"
 SHIM, ADDED = "include/pybnorm/shim.h", "pybnorm/backends/loop.c"
 SOURCES = {".c", ".h", ".json", ".py", ".pxd", ".pxi", ".pyx", ".toml"}
 
@@ -52,7 +53,7 @@ one, zero, amax = np.float32([1]), np.float32([0]), np.float32([7])
 arrays = {"x": x, "scale": one, "bias": zero, "y": y}
 arrays = {name: _arrays.as_buffer(array, name)._replace(pointer=0) for name, array in arrays.items()}
 scalars = {"mode": "spatial", "alpha": 1, "beta": 0, "epsilon": 0, "exponential_average_factor": 1}
-backends = ["native"]
+backends = ["native", "loop"]
 try:
     backends.append(pybnorm.load("onednn").backend)
 except pybnorm.LibraryNotFoundError:
@@ -75,12 +76,8 @@ for backend in backends:
         else:
             raise AssertionError(f"{backend} takes a tensor that it does not know")
 """
-CASES = {
-    "train,spatial,f32,nhwc,4x3x5x2": "PASS",
-    "infer,peract,f64,nchw,4x3x5": "PASS",
-    "backward,spatial,f32,nchw,4x3x5x2": "PASS",
-    "train,spatial,bf16,nchw,4x3x5x2": "UNSUPPORTED",
-}
+# Training, whose new tensor the judge does not give, is checked in test_outside_backend.py.
+CASES = ("infer,peract,f64,nchw,4x3x5", "backward,spatial,f32,nhwc,4x3x5x2", "infer,spatial,bf16,nchw,4x3x5x2")
 
 
 def sources(folder):
@@ -99,22 +96,28 @@ def copied(folder):
         shutil.copy(file, folder)
 
 
-def built(folder):
-    done = run(folder, "setup.py", "-q", "build_ext", "--inplace", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
+def added(text, lines):
+    """The text with a line after each of those that are keys."""
+    for line, more in lines.items():
+        assert text.count(line) == 1, line
+        text = text.replace(line, line + more)
+    return text
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """A copy of the tree with the example's backend in it, built."""
+    """A copy of the tree with the example's backend in it and a row more in the table of tensors, built."""
     folder = tmp_path_factory.mktemp("fourth") / "tree"
     copied(folder)
-    shutil.copy(ROOT / "examples" / "loop_backend" / "loop.c", folder / ADDED)
+    for name, lines in TENSOR.items():
+        (folder / name).write_text(added((ROOT / name).read_text(), lines))
     shim = (folder / SHIM).read_text()
     assert shim.count(LINE) == 1
-    (folder / SHIM).write_text(shim.replace(LINE, f"    X(loop)             \\\n{LINE}"))
-    return built(folder)
+    (folder / SHIM).write_text(shim.replace(LINE, ONE_MORE + LINE))
+    shutil.copy(ROOT / "examples" / "loop_backend" / "loop.c", folder / ADDED)
+    done = run(folder, "setup.py", "-q", "build_ext", "--inplace", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
 
 
 def run(tree, *words, cwd=None):
@@ -139,23 +142,15 @@ def test_one_file_and_one_line_are_a_backend(tree):
     cases = [word for case in CASES for word in ("--case", case)]
     done = run(tree, "-m", "pybnorm", "check", "--backend", "loop", *cases)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "loop: 4 cases, 3 PASS, 1 UNSUPPORTED" in done.stdout
+    assert "loop: 3 cases, 2 PASS, 1 UNSUPPORTED" in done.stdout
     before, after = sources(ROOT), sources(tree)
+    before |= {name: added(before[name], lines) for name, lines in TENSOR.items()}
     assert {name for name in before.keys() | after if before.get(name) != after.get(name)} == {SHIM, ADDED}
-    assert set(after[SHIM].splitlines()) - set(before[SHIM].splitlines()) == {"    X(loop)             \\"}
+    assert set(after[SHIM].splitlines()) - set(before[SHIM].splitlines()) == {ONE_MORE.rstrip("\n")}
 
 
 @pytest.mark.slow
-def test_a_tensor_that_no_backend_knows_is_refused_by_name(tmp_path):
-    """One more row in the table of tensors: every call still works, and no backend leaves it unwritten in silence."""
-    tree = tmp_path / "tree"
-    copied(tree)
-    for name, lines in TENSOR.items():
-        text = (tree / name).read_text()
-        for line, added in lines.items():
-            assert text.count(line) == 1, (name, line)
-            text = text.replace(line, line + added)
-        (tree / name).write_text(text)
-    built(tree)
+def test_a_tensor_that_no_backend_knows_is_refused_by_name(tree):
+    """Every call still works, and no backend leaves it unwritten in silence."""
     done = run(tree, "-c", USE_TENSOR)
     assert done.returncode == 0, done.stderr
