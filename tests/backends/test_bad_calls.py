@@ -149,7 +149,7 @@ def test_null_where_required_and_one_of_a_pair(good, call, name):
 
 
 @table("call", CALLS)
-@table("epsilon", [-1e-5, 1e-50, float("nan"), float("inf"), -float("inf"), "1e-5", None])
+@table("epsilon", [-1e-5, 1e-50, 1e39, float("nan"), float("inf"), -float("inf"), "1e-5", None])
 def test_epsilon(good, call, epsilon):
     refuse(good, call, "epsilon", epsilon=epsilon)
 

@@ -13,9 +13,9 @@ SHAPES = [(2, 3), (2, 3, 4), (2, 3, 4, 5), (2, 3, 4, 5, 6), (2, 3, 2, 2, 2, 2), 
 FLOATS = [DataType.FLOAT32, DataType.FLOAT16, DataType.BFLOAT16]
 
 
-@pytest.mark.parametrize("layout", [Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST])
-@pytest.mark.parametrize("dtype", list(DataType))
-@pytest.mark.parametrize("dims", SHAPES, ids=str)
+@table("layout", [Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST])
+@table("dtype", list(DataType))
+@table("dims", SHAPES)
 def test_the_vendor_repeats_what_was_set(backend, dims, dtype, layout):
     strides = _arguments.packed_strides(dims, layout)
     with pybnorm.TensorDescriptor(backend, dtype, dims, strides) as descriptor:
@@ -34,10 +34,10 @@ def test_gaps_count_in_the_size(backend):
     assert descriptor.nbytes == (4 * 2 * 200 if backend == "onednn" else span)
 
 
-@pytest.mark.parametrize("mode", list(Mode))
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("layout", [Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST])
-@pytest.mark.parametrize("dims", SHAPES, ids=str)
+@table("mode", list(Mode))
+@table("dtype", FLOATS)
+@table("layout", [Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST])
+@table("dims", SHAPES)
 def test_derive(backend, dims, dtype, layout, mode):
     x = pybnorm.TensorDescriptor(backend, dtype, dims, _arguments.packed_strides(dims, layout))
     bits, reason = pybnorm.capability(backend, "derive", mode, dtype, x.layout, len(dims))
@@ -94,6 +94,7 @@ def test_a_foreign_descriptor_is_read_and_left_alone(backend):
     assert owner.query() == (DataType.FLOAT16, (2, 3, 4, 5), (60, 1, 15, 3))
 
 
+@pytest.mark.slow
 def test_ten_thousand_descriptors_leave_no_memory(backend):
     def make():
         for _ in range(5000):

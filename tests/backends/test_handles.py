@@ -218,32 +218,6 @@ def test_threads_may_share_a_handle_and_close_descriptors(handle):
     assert (device.to_numpy(arrays["y"]) == device.to_numpy(arrays["x"])).all()
 
 
-def test_an_object_that_was_never_initialised(handle):
-    """A subclass may forget to call super().__init__(); nothing may crash."""
-
-    class Forgetful(pybnorm.Handle):
-        def __init__(self):
-            pass
-
-    _, arrays = data(handle)
-    x = pybnorm.TensorDescriptor(handle.backend, "f32", (2, 3, 4, 4))
-    for empty in (pybnorm.Handle.__new__(pybnorm.Handle), Forgetful()):
-        for use in (
-            lambda h=empty: h.workspace_size("backward", x),
-            lambda h=empty: h.forward_training(**arrays),
-            lambda h=empty: h.fill(1.0, arrays["y"]),
-            lambda h=empty: h.pointer,
-            lambda h=empty: pybnorm.axpby(h, 1, x, 64, 0, x, 128),
-        ):
-            with pytest.raises(pybnorm.ClosedError, match="handle"):
-                use()
-        empty.close()
-    blank = pybnorm.TensorDescriptor.__new__(pybnorm.TensorDescriptor)
-    for use in (blank.query, lambda: blank.nbytes, lambda: handle.workspace_size("backward", blank)):
-        with pytest.raises(pybnorm.ClosedError):
-            use()
-
-
 def test_closing_a_cached_descriptor_does_not_poison_the_handle(handle):
     device, arrays = data(handle)
     with handle.descriptor(arrays["x"]):

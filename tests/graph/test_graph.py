@@ -68,6 +68,14 @@ class Parts:
         )
 
 
+def given_to(p, inputs, names=("x", "scale", "bias", "mean", "variance")):
+    return {getattr(p, name): getattr(inputs, name) for name in names}
+
+
+def floats():
+    return Graph().set_io_data_type("float").set_intermediate_data_type("float")
+
+
 def outputs(*tensors):
     for tensor in tensors:
         tensor.set_output(True)
@@ -94,10 +102,8 @@ def test_training(bench, dims, layout, dtype, running):
     made = outputs(*(t for t in made if t is not None))
     if not build(bench, p.graph, dtype, layout):
         return
-    given = {p.x: inputs.x, p.scale: inputs.scale, p.bias: inputs.bias}
-    if running:
-        given |= {p.mean: inputs.mean, p.variance: inputs.variance}
-    got = bench.run(p.graph, given, made)
+    names = ("x", "scale", "bias", *(("mean", "variance") if running else ()))
+    got = bench.run(p.graph, given_to(p, inputs, names), made)
     expected = expect(problem, inputs)
     names = ("y", "saved_mean", "saved_inv_variance", "running_mean", "running_variance")
     for name, values in zip(names, got, strict=False):
@@ -224,8 +230,7 @@ def test_sum_and_relu_are_rounded_once(bench, dims, layout, dtype, order):
     outputs(out)
     if not build(bench, p.graph, dtype, layout):
         return
-    given = {p.x: inputs.x, p.scale: inputs.scale, p.bias: inputs.bias, p.mean: inputs.mean}
-    (got,) = bench.run(p.graph, {**given, p.variance: inputs.variance, shortcut: inputs.prior}, [out])
+    (got,) = bench.run(p.graph, given_to(p, inputs) | {shortcut: inputs.prior}, [out])
     expected = expect(problem, inputs)
     if bench.handle.backend == "miopen" and dtype == DataType.FLOAT16:
         # MIOpen adds in the data's own type: what it adds to the shortcut has been rounded, too.
@@ -308,17 +313,7 @@ def test_next_running_statistics_may_be_the_previous_ones_memory(bench):
     outputs(y, next_mean, next_variance)
     p.graph.build(bench.handle)
     device = bench.device
-    memory = {
-        t: device.from_numpy(a)
-        for t, a in {
-            p.x: inputs.x,
-            p.scale: inputs.scale,
-            p.bias: inputs.bias,
-            p.mean: inputs.mean,
-            p.variance: inputs.variance,
-            y: np.full_like(inputs.x, np.nan),
-        }.items()
-    }
+    memory = {t: device.from_numpy(a) for t, a in (given_to(p, inputs) | {y: np.full_like(inputs.x, np.nan)}).items()}
     memory |= {next_mean: memory[p.mean].pointer, next_variance: memory[p.variance].pointer}
     size = p.graph.get_workspace_size()
     p.graph.execute(bench.handle, memory, device.empty_bytes(size) if size else None)
@@ -341,13 +336,7 @@ def test_sixteen_bit_parameters(bench):
     y = p.graph.batchnorm_inference_variance_ext(p.x, p.mean, p.variance, p.scale, p.bias, EPSILON, node)
     outputs(y)
     p.graph.build(bench.handle)
-    given = {
-        p.x: inputs.x,
-        p.scale: inputs.scale,
-        p.bias: inputs.bias,
-        p.mean: inputs.mean,
-        p.variance: inputs.variance,
-    }
+    given = given_to(p, inputs)
     (got,) = bench.run(p.graph, given, [y])
     judge(expect(problem, inputs), "y", got, bench)
 
@@ -411,7 +400,7 @@ def test_workspace_is_what_virtual_tensors_take(bench):
 @pytest.fixture
 def made():
     """A described training graph and its tensors; no backend needed."""
-    return training(Graph().set_io_data_type("float").set_intermediate_data_type("float"))
+    return training(floats())
 
 
 def training(graph, dims=(4, 5, 6, 8), running=True):
@@ -494,20 +483,14 @@ def test_changes_after_building_have_no_effect(bench):
     p.graph.build(bench.handle)
     epsilon.set_value(100.0)
     node.set_name("later")
-    given = {
-        p.x: inputs.x,
-        p.scale: inputs.scale,
-        p.bias: inputs.bias,
-        p.mean: inputs.mean,
-        p.variance: inputs.variance,
-    }
+    given = given_to(p, inputs)
     (got,) = bench.run(p.graph, given, [y])
     judge(expect(problem, inputs), "y", got, bench)
 
 
 def test_attributes_are_taken_as_they_are_when_the_node_is_added():
     """C++ passes them by value."""
-    graph = Graph().set_io_data_type("float").set_intermediate_data_type("float")
+    graph = floats()
     attributes = PointwiseAttributes().set_mode(PointwiseMode.RELU_FWD)
     x = graph.tensor(name="x", dim=(2, 3), stride=(3, 1))
     first = graph.pointwise(x, attributes)
@@ -519,7 +502,7 @@ def test_attributes_are_taken_as_they_are_when_the_node_is_added():
 
 def test_the_workspace_is_enough_wherever_it_starts(bench):
     """A virtual tensor of whole units of 64 bytes and nothing else in the workspace."""
-    graph = Graph().set_io_data_type("float").set_intermediate_data_type("float")
+    graph = floats()
     x = graph.tensor(name="x", dim=(4, 4, 4, 4), stride=(64, 16, 4, 1))
     out = graph.relu(graph.relu(x))
     outputs(out)
@@ -548,7 +531,7 @@ def test_plans_and_modes(made, bench):
 
 def wrong(argument, change, dims=(4, 5, 6, 8)):
     """A training graph spoilt by `change` is refused by validate with this argument."""
-    graph, t = training(Graph().set_io_data_type("float").set_intermediate_data_type("float"), dims)
+    graph, t = training(floats(), dims)
     change(graph, t)
     with pytest.raises(ArgumentError) as info:
         graph.validate()
@@ -589,28 +572,24 @@ def test_wrong_graphs(argument, change):
     wrong(argument, change)
 
 
-def test_one_element_for_each_channel_is_refused():
+def test_shapes_of_x_and_dy_are_refused():
     wrong("x of bn", lambda g, t: None, dims=(1, 5, 1, 1))
-    graph = Graph().set_io_data_type("float").set_intermediate_data_type("float")
+    graph = floats()
     x, dy = (graph.tensor(name=n, dim=(1, 5), stride=(5, 1)) for n in ("x", "dy"))
     scale = graph.tensor(name="scale", dim=(1, 5))
     outputs(*graph.batchnorm_backward(dy, x, scale, BatchnormBackwardAttributes().set_epsilon(EPSILON)))
     with pytest.raises(ArgumentError, match="more than one element"):
         graph.validate()
-
-
-def test_dy_has_the_shape_of_x():
-    graph = Graph().set_io_data_type("float").set_intermediate_data_type("float")
+    graph = floats()
     x, dy = (graph.tensor(name=n, dim=d, stride=(5, 1)) for n, d in (("x", (4, 5)), ("dy", (3, 5))))
-    scale = graph.tensor(name="scale", dim=(1, 5))
-    outputs(*graph.batchnorm_backward(dy, x, scale, BatchnormBackwardAttributes().set_epsilon(EPSILON)))
-    with pytest.raises(ArgumentError) as info:
+    attributes = BatchnormBackwardAttributes().set_epsilon(EPSILON)
+    outputs(*graph.batchnorm_backward(dy, x, graph.tensor(name="scale", dim=(1, 5)), attributes))
+    with pytest.raises(ArgumentError, match=r"^dy of"):
         graph.validate()
-    assert info.value.argument.startswith("dy of")
 
 
 def test_groups_are_complete_or_absent():
-    graph = Graph().set_io_data_type("float").set_intermediate_data_type("float")
+    graph = floats()
     x, dy = (graph.tensor(name=n, dim=(4, 5), stride=(5, 1)) for n in ("x", "dy"))
     p = [graph.tensor(name=n, dim=(1, 5)) for n in "abcd"]
     cases = [
@@ -646,7 +625,7 @@ def test_groups_are_complete_or_absent():
         ),
     ]
     for argument, add in cases:
-        graph = Graph().set_io_data_type("float").set_intermediate_data_type("float")
+        graph = floats()
         outputs(add(graph)[0])
         with pytest.raises(ArgumentError) as info:
             graph.validate()
@@ -654,7 +633,7 @@ def test_groups_are_complete_or_absent():
 
 
 def test_peers_need_a_communicator_and_saved_statistics():
-    graph = Graph().set_io_data_type("float").set_intermediate_data_type("float")
+    graph = floats()
     with pytest.raises(ArgumentError, match="communicator"):
         graph.set_communicator("MPI_COMM_WORLD")
     x, dy = (graph.tensor(name=n, dim=(4, 5), stride=(5, 1)) for n in ("x", "dy"))
@@ -671,7 +650,7 @@ def test_epsilon_and_momentum_have_their_ranges(value):
         lambda t: BatchnormAttributes().set_epsilon(value),
         lambda t: BatchnormAttributes().set_epsilon(0.1).set_previous_running_stats(t["m"], t["v"], value),
     ):
-        graph = Graph().set_io_data_type("float").set_intermediate_data_type("float")
+        graph = floats()
         x = graph.tensor(name="x", dim=(4, 5), stride=(5, 1))
         t = {n: graph.tensor(name=n, dim=(1, 5)) for n in ("s", "b", "m", "v")}
         outputs(graph.batchnorm(x, t["s"], t["b"], make(t))[0])
@@ -682,7 +661,7 @@ def test_epsilon_and_momentum_have_their_ranges(value):
 
 def test_pointwise_rules():
     def build_one(mode, *dims, **clips):
-        graph = Graph().set_io_data_type("float").set_intermediate_data_type("float")
+        graph = floats()
         tensors = [graph.tensor(name=f"t{i}", dim=d, stride=_arguments.packed_strides(d)) for i, d in enumerate(dims)]
         attributes = PointwiseAttributes()
         if mode is not None:
@@ -715,9 +694,9 @@ def test_pointwise_rules():
 def test_empty_and_foreign():
     with pytest.raises(ArgumentError, match="no nodes"):
         Graph().validate()
-    first = Graph().set_io_data_type("float").set_intermediate_data_type("float")
+    first = floats()
     inner = first.relu(first.tensor(name="x", dim=(2, 3), stride=(3, 1)))
-    second = Graph().set_io_data_type("float").set_intermediate_data_type("float")
+    second = floats()
     outputs(second.relu(inner))
     with pytest.raises(ArgumentError, match="no node before produces"):
         second.validate()
@@ -774,7 +753,7 @@ class Built:
 
     def __init__(self, bench):
         self.handle, self.device = bench.handle, bench.device
-        self.graph, self.t = training(Graph().set_io_data_type("float").set_intermediate_data_type("float"))
+        self.graph, self.t = training(floats())
         self.t["out"] = self.graph.relu(self.t["y"])
         self.t["y"].set_output(False)
         self.t["out"].set_output(True)
@@ -809,14 +788,6 @@ def refused(built, argument, pack=None, workspace="right", handle=None, kind=Arg
     assert argument in info.value.argument, info.value
     assert built.contents() == before
     return info.value
-
-
-def test_the_built_graph_is_right(built):
-    built.graph.execute(built.handle, built.pack, built.workspace)
-    built.device.synchronize()
-    got = built.device.to_numpy(built.pack[built.uid("out")])
-    assert (got >= 0).all()
-    assert (got > 0).any()
 
 
 def test_missing_and_unknown_uids(built):
@@ -901,12 +872,12 @@ def test_handles(built):
     closed = pybnorm.Handle(built.handle.backend)
     closed.close()
     refused(built, "handle", handle=closed, kind=pybnorm.ClosedError)
-    graph, _ = training(Graph().set_io_data_type("float").set_intermediate_data_type("float"))
+    graph, _ = training(floats())
     graph.validate()
     with pytest.raises(pybnorm.ClosedError):
         graph.build_operation_graph(closed)
     with pytest.raises(pybnorm.ClosedError):
-        training(Graph().set_io_data_type("float").set_intermediate_data_type("float"))[0].build(closed)
+        training(floats())[0].build(closed)
 
 
 def test_a_graph_is_bound_to_its_backend(built, monkeypatch):
@@ -918,7 +889,7 @@ def test_a_graph_is_bound_to_its_backend(built, monkeypatch):
 
 
 def test_what_the_backend_refuses_is_named_before_anything_runs(bench):
-    graph, _ = training(Graph().set_io_data_type("float").set_intermediate_data_type("float"), dims=(2, 3, 4, 5))
+    graph, _ = training(floats(), dims=(2, 3, 4, 5))
     graph.validate()
     graph.build_operation_graph(bench.handle)
     graph.create_execution_plans()

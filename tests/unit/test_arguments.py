@@ -5,7 +5,6 @@ import itertools
 import math
 from decimal import Decimal
 from fractions import Fraction
-from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -18,16 +17,6 @@ import pybnorm
 from pybnorm import _arguments as arguments
 from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError
-
-
-class Tensor(NamedTuple):
-    dims: tuple
-    strides: tuple
-    dtype: DataType
-
-
-def tensor(dims, dtype=DataType.FLOAT32):
-    return Tensor(dims, arguments.packed_strides(dims), dtype)
 
 
 def refused(kind, argument, function, *args):
@@ -147,28 +136,8 @@ def test_data_type_refuses(value):
     assert "bfloat16" in refused(ArgumentTypeError, "dtype", arguments.data_type, value).allowed
 
 
-@pytest.mark.parametrize("value", [-1e-30, -1, math.nan, math.inf, -math.inf, 1e39])
-def test_epsilon_refuses_values(value):
-    refused(ArgumentError, "epsilon", arguments.epsilon, value)
-
-
-@pytest.mark.parametrize("value", ["1", None, True, b"1", [1], 1j])
-def test_epsilon_refuses_types(value):
-    refused(ArgumentTypeError, "epsilon", arguments.epsilon, value)
-
-
 def test_epsilon_refuses_an_integer_beyond_float():
     refused(ArgumentError, "epsilon", arguments.epsilon, 10**400)
-
-
-def test_epsilon_accepts():
-    assert arguments.epsilon(0) == 0.0
-    assert arguments.epsilon(np.float32(0.5)) == 0.5
-
-
-@pytest.mark.parametrize("value", [-1e-9, 1.0000001, 2, math.nan, math.inf])
-def test_factor_refuses(value):
-    refused(ArgumentError, "exponential_average_factor", arguments.factor, value)
 
 
 def test_scalar_limits_depend_on_the_data_type():
@@ -201,11 +170,6 @@ def test_pointer_refuses_values(value):
     refused(ArgumentError, "x", arguments.pointer, value, "x")
 
 
-@pytest.mark.parametrize("value", [None, 1.0, "0x10", True, object()])
-def test_pointer_refuses_types(value):
-    refused(ArgumentTypeError, "x", arguments.pointer, value, "x")
-
-
 def test_pointer_null():
     refused(ArgumentError, "x", arguments.pointer, 0, "x")
     assert arguments.optional_pointer(None, "x") == 0
@@ -215,11 +179,6 @@ def test_pointer_null():
 @pytest.mark.parametrize("value", [(3,), (1,) * 9, (2, 0), (2, -1), (2, 2**31), ()])
 def test_dims_refuses_values(value):
     refused(ArgumentError, "dims", arguments.dims, value)
-
-
-@pytest.mark.parametrize("value", [None, 3, "23", (2, 3.0), (2, True), (2, "3"), b"ab"])
-def test_dims_refuses_types(value):
-    refused(ArgumentTypeError, "dims", arguments.dims, value)
 
 
 @pytest.mark.parametrize(
@@ -335,11 +294,6 @@ def test_byte_count_refuses_values(value):
     assert "bytes" in refused(ArgumentError, "n", arguments.byte_count, value, "n").allowed
 
 
-@pytest.mark.parametrize("value", [None, 1.0, "1", True])
-def test_byte_count_refuses_types(value):
-    refused(ArgumentTypeError, "n", arguments.byte_count, value, "n")
-
-
 def test_other_byte_orders_are_refused():
     refused(ArgumentTypeError, "dtype", arguments.data_type, np.dtype(">f4"))
 
@@ -384,67 +338,6 @@ def test_disjoint_agrees_with_numpy_for_equal_strides(data):
             arguments.disjoint(regions[:1], regions[1:])
     else:
         arguments.disjoint(regions[:1], regions[1:])
-
-
-# ---------------------------------------------------------------- the calls
-
-
-X = tensor((4, 3, 5, 5))
-P = tensor((1, 3, 1, 1))
-
-
-def training(mode=Mode.SPATIAL, alpha=1, beta=0, x=X, y=X, param=P, factor=0.1, epsilon=1e-5, running=True):
-    return arguments.forward_training(mode, alpha, beta, x, y, param, factor, epsilon, running)
-
-
-def test_forward_training_returns_canonical_values():
-    assert training(mode="spatial", alpha=2) == (Mode.SPATIAL, 2.0, 0.0, 0.1, 1e-5)
-
-
-@table(
-    ("changes", "argument"),
-    [
-        ({"y": tensor((4, 3, 5, 6))}, "y"),
-        ({"y": tensor((4, 3, 5, 5), DataType.FLOAT16)}, "y"),
-        ({"param": tensor((1, 4, 1, 1))}, "param_desc"),
-        ({"param": tensor((1, 3, 5, 5))}, "param_desc"),
-        ({"param": tensor((1, 3, 1, 1), DataType.FLOAT64)}, "param_desc"),
-        ({"alpha": math.nan}, "alpha"),
-        ({"beta": math.inf}, "beta"),
-        ({"factor": 1.5}, "exponential_average_factor"),
-        ({"epsilon": -1.0}, "epsilon"),
-        ({"mode": 7}, "mode"),
-        ({"x": tensor((1, 3, 1, 1)), "y": tensor((1, 3, 1, 1))}, "x"),
-        ({"x": tensor((1, 3, 5, 5)), "y": tensor((1, 3, 5, 5)), "mode": 0, "param": tensor((1, 3, 5, 5))}, "x"),
-    ],
-)
-def test_forward_training_refuses(changes, argument):
-    refused(ArgumentError, argument, lambda: training(**changes))
-
-
-def test_one_element_per_statistic_is_allowed_without_running_statistics():
-    one = tensor((1, 3, 1, 1))
-    assert training(x=one, y=one, running=False)[0] is Mode.SPATIAL
-
-
-@pytest.mark.parametrize("argument", ["alpha", "beta", "alpha_param", "beta_param"])
-def test_backward_refuses_each_scalar(argument):
-    scalars = {"alpha": 1, "beta": 0, "alpha_param": 1, "beta_param": 0, argument: math.nan}
-    refused(ArgumentError, argument, arguments.backward, 1, *scalars.values(), X, X, X, P, 1e-5)
-
-
-@pytest.mark.parametrize("position", [0, 1])
-def test_backward_refuses_shapes(position):
-    others = [X, X]
-    others[position] = tensor((4, 3, 5, 4))
-    refused(ArgumentError, ("dy", "dx")[position], arguments.backward, 1, 1, 0, 1, 0, X, *others, P, 1e-5)
-
-
-def test_inference_and_axpby_refuse():
-    refused(ArgumentError, "y", arguments.forward_inference, 1, 1, 0, X, tensor((4, 3)), P, 1e-5)
-    refused(ArgumentError, "y", arguments.axpby, 1, 0, X, tensor((4, 3)))
-    refused(ArgumentError, "a", arguments.axpby, 1e39, 0, X, X)
-    refused(ArgumentError, "b", arguments.axpby, 1, math.nan, X, X)
 
 
 # ---------------------------------------------------------------- values that only look like what is wanted

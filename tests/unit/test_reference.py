@@ -264,7 +264,7 @@ def test_exact_data_give_exact_results(dtype, mode, spatial, blocks):
 
 
 @pytest.mark.slow
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))  # a busy machine draws slowly
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))  # a busy machine draws slowly
 @given(data=st.data())
 def test_statistics_against_fractions(data):
     """Any float32 values: mean and variance within a few units of the exact rational numbers."""
@@ -701,19 +701,13 @@ HALF = np.dtype(np.float16)
 LARGE = 3_000_000  # a float64 copy is 23 MiB
 NASTY = [
     ((1, 1, 2000, 1500), "channels_first", Mode.SPATIAL),
-    ((1, 3, 1000, 1000), "channels_last", Mode.SPATIAL),
-    ((2, LARGE // 2), "channels_first", Mode.SPATIAL),
     ((LARGE, 1), "channels_first", Mode.SPATIAL),
     ((2, LARGE // 12, 2, 3), "channels_last", Mode.SPATIAL),
-    ((2, LARGE // 12, 2, 3), "channels_first", Mode.SPATIAL),
     ((1, LARGE), "channels_first", Mode.SPATIAL),
-    ((3, 2, LARGE // 6), "channels_first", Mode.PER_ACTIVATION),
     ((3, 2, LARGE // 6), "reversed", Mode.PER_ACTIVATION),
     ((LARGE // 2, 2), "channels_first", Mode.PER_ACTIVATION),
-    ((1, 2, 3, LARGE // 6), "channels_first", Mode.PER_ACTIVATION),
     ((3, 500, 2, 1000), "batch_inside", Mode.PER_ACTIVATION),
     ((4, 15, LARGE // 60), "gaps", Mode.SPATIAL),
-    ((4, 15, 50, 1000), "reversed", Mode.SPATIAL),
 ]
 
 
