@@ -67,7 +67,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ["PYBNORM_KNOWN_DEFECTS"] = "ignore"
 
 
-QUICK_PARAMETERS = 3
+QUICK_PARAMETERS = 2
 
 
 def pytest_addoption(parser):
@@ -82,6 +82,10 @@ def pytest_configure(config):
         option.quick_run = True  # an option, which pytest-xdist hands to its workers
     if option.quick_run:
         tables.MOST = QUICK_PARAMETERS
+
+
+def pytest_unconfigure():
+    _SHADOWS.cleanup()
 
 
 @pytest.hookimpl(trylast=True)  # after -k and -m: what is asked for by name is there
@@ -124,7 +128,7 @@ def _pairs(item):
 
 
 def quick(items):
-    """Those that are not slow, and of each function some of its parameters: the first, the last and between."""
+    """Those that are not slow, and of each function some of its parameters: the first and the last."""
     functions = collections.defaultdict(list)
     for item in items:
         if item.get_closest_marker("slow") is None:

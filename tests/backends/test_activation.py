@@ -419,11 +419,13 @@ def test_a_library_without_them(fused_library, missing):
     assert "no fused activation" in output
 
 
+@pytest.mark.slow
 @not_in_a_child
 def test_a_library_without_v2(fused_library):
     run_again(fused_library(fused_library.v2) | {CHILD: "plain"}, "-k", "counted")
 
 
+@pytest.mark.slow
 @not_in_a_child
 @pytest.mark.parametrize("there", [True, False])
 def test_a_library_with_and_without_inference_from_the_inverse(fused_library, there):

@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_children_of_a_process_with_openmp_threads(load_library, tmp_path):
     load_library("onednn")
     worker = Path(__file__).with_name("fork_worker.py")

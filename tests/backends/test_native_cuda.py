@@ -59,6 +59,7 @@ def compiled(nvrtc, name, values, architecture):
     return image.raw
 
 
+@pytest.mark.slow
 def test_every_kernel_compiles(nvrtc):
     turn = itertools.cycle(ARCHITECTURES)
     count = 0

@@ -36,7 +36,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [pytest.param("info", marks=pytest.mark.slow), "bench-reference"])
 def test_a_command_writes_its_document(name, schema, monkeypatch, tmp_path):
     small_reference(monkeypatch)
     command, arguments = COMMANDS[name]

@@ -67,6 +67,7 @@ def test_bad_arguments(program):
     assert "usage" in done.stderr
 
 
+@pytest.mark.slow
 def test_without_a_library(program, fakes):
     done = run(program, "/nonexistent/libcudnn.so", LD_LIBRARY_PATH=fakes[0])
     assert done.returncode == 1
@@ -138,6 +139,7 @@ def test_a_vendor_error_is_told_and_the_next_command_runs(program, fakes):
     assert "microseconds" in answered
 
 
+@pytest.mark.slow
 def test_from_python(fakes, monkeypatch):
     folder, right, off, _ = fakes
     monkeypatch.setenv("LD_LIBRARY_PATH", folder)

@@ -243,6 +243,7 @@ def test_a_case_whose_results_are_all_at_a_limit_is_not_trusted():
     assert "scale" in untrusted(problem, inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("residual", "most"), [("", 4.5), (",residual=1", 7)])
 def test_a_large_backward_takes_little_memory_beside_its_arrays(residual, most):
     """x, dy, of a residual y, dy as it is masked, and that of which the mask is uncertain, with room for blocks."""

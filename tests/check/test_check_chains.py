@@ -53,6 +53,7 @@ def test_chains_are_no_failure(judged, style):
     assert all("sums in chains of " in v.note for v in found.values() if v.status == Status.CHAIN)
 
 
+@pytest.mark.slow
 def test_a_chain_that_is_off_by_more_than_one_twice_as_long_is_seen():
     """As PyTorch's two threads sum equal values of channels-last tensors."""
     problem = Problem.parse("train,spatial,f32,nhwc,32x2x56x56,fill=level")
@@ -81,6 +82,7 @@ def test_a_chain_is_seen(judged):
     assert Status.CHAIN in {v.status for v in judged(CORRECT["one chain"]).values()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", WRONG)
 def test_what_is_wrong_stays_wrong(judged, bug):
     assert Status.FAIL in {v.status for v in judged(WRONG[bug]).values()}

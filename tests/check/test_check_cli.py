@@ -894,7 +894,7 @@ def ask(worker):
 info._ask = ask
 main(["info"], prog_name="pybnorm")
 """
-    done = run(program=("-c", code))
+    done = process(program=("-c", code))
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 

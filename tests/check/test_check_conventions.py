@@ -268,6 +268,7 @@ def test_each_convention_of_backward_is_named(said, line):
 LINES = (TRAIN, SMALL, INFER, BACKWARD, AGAIN, "train,spatial,bf16,nhwc,8x6x7x9", "backward,spatial,f16,nchw,8x6x7x9")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", LINES)
 def test_no_convention_is_seen_in_a_correct_kernel(line):
     problem = Problem.parse(line)
@@ -293,6 +294,7 @@ NO_CONVENTION = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [TRAIN, INFER, BACKWARD, AGAIN])
 def test_what_is_no_convention_is_not_called_one(line):
     problem = Problem.parse(line)

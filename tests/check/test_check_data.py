@@ -259,6 +259,7 @@ def test_chunks_do_not_show(line, monkeypatch):
         assert digest(line) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fill", FILLS)
 def test_generating_needs_little_more_memory_than_the_arrays(fill):
     """4 Mi elements: 16 MiB for each stored array; float64 copies of x would be 32 MiB each."""
@@ -638,6 +639,7 @@ def huge(archive):
 LARGE_HEADER = b"\x93NUMPY\x02\x00" + (1 << 28).to_bytes(4, "little") + bytes(1 << 22)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("put", "words"),
     [
@@ -675,6 +677,7 @@ def test_an_archive_of_a_stranger_takes_no_more_memory_than_its_line(tmp_path, p
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_an_archive_with_every_byte_changed_is_read_or_refused(tmp_path):
     _, problem = saved(tmp_path, "infer,spatial,f32,nchw,2x3x2,fill=randn")
     path = pathlib.Path(problem.data)

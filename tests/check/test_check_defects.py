@@ -425,6 +425,7 @@ def test_a_new_fault_on_the_shape_of_a_known_defect_is_not_explained():
     assert explain("miopen", MIOPEN, problem, [wild]) == []
 
 
+@pytest.mark.slow
 def test_a_chain_of_sums_is_no_failure_and_data_left_out_on_the_same_shape_are():
     """A chain's depth would hold both; on these data a chain is off by a twentieth of what the other is."""
     problem = Problem.parse("train,spatial,f32,nchw,32x2x56x56,fill=image")

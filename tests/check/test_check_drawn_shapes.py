@@ -17,6 +17,7 @@ def test_a_seed_draws_the_same_cases_and_another_one_others():
     assert not set(first) & set(other)
 
 
+@pytest.mark.slow
 def test_every_kind_is_drawn():
     cases = drawn_cases(1000, 1)
     assert {len(p.dims) for p in cases} == {2, 3, 4, 5}

@@ -51,6 +51,7 @@ def test_a_running_variance_has_no_excuse_where_what_is_saved_is_exact(line):
         assert all(v.status == Status.PASS for v in verdicts), (style, [(v.output, v.note) for v in verdicts])
 
 
+@pytest.mark.slow
 def test_long_exact_lines_have_sixteen_channels():
     for suite in ("smoke", "standard"):
         for problem in load_suite(suite):

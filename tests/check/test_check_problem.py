@@ -352,6 +352,7 @@ def hostile_suites(folder):
     yield "x" * 5000, "File name too long"
 
 
+@pytest.mark.slow
 def test_suites_that_would_go_on_for_ever_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, text in hostile_suites(tmp_path):

@@ -46,6 +46,7 @@ def made(line):
     return expect(problem, inputs), rows.Rows(problem, inputs)
 
 
+@pytest.mark.slow
 @table("bug", BUGS)
 @table("line", ["train,spatial,f32,nchw", "backward,spatial,f32,nhwc", "backward_reduce,spatial,f32,nchw"])
 def test_terms_that_are_missing_are_seen_in_every_output_of_a_sum(line, bug):

@@ -376,6 +376,7 @@ def test_a_hanging_library_takes_one_case_and_its_time_with_it():
         assert worker.pid != before
 
 
+@pytest.mark.slow
 def test_a_worker_is_another_process_and_results_come_back_whole():
     with Worker("onednn", open_simulated) as worker:
         assert worker.call(os.getpid) == worker.pid != os.getpid()

@@ -71,6 +71,7 @@ def test_a_suite_is_read_and_its_lines_come_back(name):
     assert text_of(name).startswith("# ")
 
 
+@pytest.mark.slow
 def test_includes():
     assert set(load_suite("networks")) == set().union(*(load_suite(name) for name in NETWORKS))
     full = set(load_suite("full"))

@@ -96,6 +96,7 @@ def test_what_is_no_run_of_one_library_is_refused(runs, tmp_path):
     assert done.exit_code == 2
 
 
+@pytest.mark.slow
 def test_runs_of_one_version_are_told_apart(tmp_path):
     for name in ("debian", "pip"):
         make_run(tmp_path / name, "onednn", ["infer,spatial,f32,nchw,2x3x4x5"])
@@ -106,6 +107,7 @@ def test_runs_of_one_version_are_told_apart(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_page_on_which_all_is_right_has_no_empty_table(tmp_path):
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")

@@ -17,6 +17,7 @@ from pybnorm.cli import main
 from pybnorm.errors import ArgumentError
 
 
+@pytest.mark.slow
 def test_one_file_has_what_a_report_needs(tmp_path, load_library, monkeypatch):
     load_library("onednn")
     monkeypatch.setattr(collection, "_LAST", 1)

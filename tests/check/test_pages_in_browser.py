@@ -211,6 +211,7 @@ def contrast(one, other):
     return (high + 0.05) / (low + 0.05)
 
 
+@pytest.mark.slow
 def test_colours_have_the_contrast_of_wcag_aa():
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")

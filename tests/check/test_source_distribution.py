@@ -14,6 +14,7 @@ FILES = ("LICENSE", "README.md", "MANIFEST.in", "pyproject.toml", "setup.py", "_
 MADE = (".pyc", ".so", ".o")
 
 
+@pytest.mark.slow
 def test_what_the_distributions_have(tmp_path):
     pytest.importorskip("setuptools", reason="setuptools is not installed")
     pytest.importorskip("Cython", reason="Cython is not installed")

@@ -75,9 +75,9 @@ def test_random_calls(backend, calls, tmp_path, capsys):
     assert len(totals["reasons"]) > 80, totals["reasons"]
 
 
-@pytest.mark.parametrize("index", [7, 8, 9])
-def test_a_call_is_a_function_of_seed_and_index(backend, index):
-    command = [sys.executable, str(WORKER), "--backend", backend, "--seed", str(SEED), "--only", str(index)]
+@pytest.mark.slow
+def test_a_call_is_a_function_of_seed_and_index(backend):
+    command = [sys.executable, str(WORKER), "--backend", backend, "--seed", str(SEED), "--only", "7"]
     runs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
     first, second = (re.sub(r"0x[0-9a-f]+|\b\d{9,}\b", "address", text) for text in runs)
     assert first == second
