@@ -190,6 +190,7 @@ def readers(path, good):
     yield "claims", "record", path, "--backend", "cudnn"
 
 
+@pytest.mark.slow
 def test_a_run_changed_in_every_field(tmp_path, run):
     """The three changes of a field are read by a third of the commands each."""
     file = tmp_path / "x.json"
@@ -201,6 +202,7 @@ def test_a_run_changed_in_every_field(tmp_path, run):
                     faults.command(what, *arguments)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_no_run(tmp_path, run):
     with Faults() as faults:
         for what, put in broken((run / "run.json").read_bytes()):
@@ -223,6 +225,7 @@ def test_an_archive_of_collect(tmp_path, run):
             remove(tmp_path / "content")
 
 
+@pytest.mark.slow
 def test_a_page_of_a_changed_run(tmp_path, run, monkeypatch):
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
@@ -248,6 +251,7 @@ def test_a_name_that_utf_8_cannot_hold(tmp_path):
     assert "udcff" in plots.strips({result.backend: [("y", 2.0, "FAIL", 0)]})
 
 
+@pytest.mark.slow
 def test_a_journal_changed_in_every_field(tmp_path, run):
     folder = tmp_path / "begun"
     with archive.Journal(folder) as journal:
@@ -442,6 +446,7 @@ LINES = {
 }
 
 
+@pytest.mark.slow
 def test_lines_of_other_tools_changed_in_every_word():
     with Faults() as faults:
         for tool, line in LINES.items():
