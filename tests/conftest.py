@@ -109,8 +109,7 @@ def pairwise(items):
     for made in functions.values():
         pairs = {item: _pairs(item) for item in made}
         missing = set().union(*pairs.values())
-        if not missing:  # nothing is combined
-            chosen.update(made)
+        chosen.update(item for item in made if not pairs[item])  # nothing is combined
         while missing:
             best = max(made, key=lambda item: len(pairs[item] & missing))
             chosen.add(best)
@@ -119,12 +118,15 @@ def pairwise(items):
 
 
 def _pairs(item):
-    """The pairs of parameters' values in a test, if it has three parameters or more; a tuple of them is several."""
-    values = set()
-    for name, value in getattr(getattr(item, "callspec", None), "params", {}).items():
+    """The pairs of parameters' values in a test, if it combines three lists or more; a tuple of values is several."""
+    values, params = set(), getattr(getattr(item, "callspec", None), "params", {})
+    together = [_names(mark) for mark in item.iter_markers("parametrize")]  # rows that somebody wrote
+    if len(together) + len(params.keys() - set().union(*together)) < 3:
+        return set()
+    for name, value in params.items():
         parts = value if isinstance(value, tuple) and not all(isinstance(part, int) for part in value) else (value,)
         values.update((name, place, repr(part)) for place, part in enumerate(parts))
-    return set(itertools.combinations(sorted(values), 2)) if len(values) > 2 else set()
+    return set(itertools.combinations(sorted(values), 2))
 
 
 def quick(items):
@@ -196,11 +198,12 @@ def pytest_generate_tests(metafunc):
 
 def _parametrized(metafunc):
     """Arguments that a test has its own values for."""
-    found = set()
-    for mark in metafunc.definition.iter_markers("parametrize"):
-        argument = mark.args[0]
-        found |= {n.strip() for n in (argument.split(",") if isinstance(argument, str) else argument)}
-    return found
+    return set().union(*map(_names, metafunc.definition.iter_markers("parametrize")))
+
+
+def _names(mark):
+    names = mark.args[0]
+    return {n.strip() for n in (names.split(",") if isinstance(names, str) else names)}
 
 
 def library(backend):

@@ -250,6 +250,17 @@ def test_what_selects_tests_itself_leaves_out_nothing(small, words):
 
 
 @pytest.mark.slow
+def test_combinations_meet_in_pairs_and_rows_that_somebody_wrote_all_run(small, tmp_path):
+    rows = "[(1, 1, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1), (1, 1, 2)]"  # each pair of the last is in another
+    lists = "".join(f'@pytest.mark.parametrize("{name}", [1, 2])\n' for name in "abc")
+    tests = "def test_row(a, b, c):\n    pass\n", "def test_product(a, b, c):\n    pass\n"
+    text = f'import pytest\n@pytest.mark.parametrize("a, b, c", {rows})\n{tests[0]}\n{lists}{tests[1]}'
+    (tmp_path / "tests/test_small.py").write_text(text)
+    ran = small("--full", "-s")[1]
+    assert (ran.count("::test_row["), ran.count("::test_product[")) == (5, 4)
+
+
+@pytest.mark.slow
 def test_workers_of_pytest_xdist_do_the_same(small):
     pytest.importorskip("xdist")
     _, said = small("-p", "xdist", "-n", "2", "-q")
