@@ -113,15 +113,6 @@ def test_a_named_file_that_is_no_library_is_a_failure_with_its_reason_and_no_adv
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variable", ["PYBNORM_REQUIRE", "PYBNORM_REQUIRE_DEVICE"])
-def test_a_required_library_that_is_absent_is_a_failure(variable):
-    done = without_finding("check", "--backend", "onednn", **{variable: "onednn, cudnn"})
-    assert done.returncode == 1
-    assert "cudnn was asked for and could not run" in done.stdout
-    assert "onednn was asked for and could not run" in done.stdout
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "variables", "text"),
     [
@@ -245,12 +236,21 @@ def test_a_mistrusted_case_is_a_warning_and_says_why(onednn):
 
 
 @pytest.mark.slow
-def test_a_backend_that_was_asked_for_by_name_must_run(onednn):
-    arguments = ("check", "--case", "infer,spatial,f32,nchw,2x3x4x4", "--backend", "onednn", "--backend", "cudnn")
-    done = run(*arguments, PYBNORM_LIB_CUDNN=f"{__file__}/library.so")
+@pytest.mark.parametrize(
+    ("options", "variables"),
+    [
+        (("--backend", "cudnn"), {}),
+        (("--require", "cudnn"), {}),
+        ((), {"PYBNORM_REQUIRE": "onednn, cudnn"}),
+        ((), {"PYBNORM_REQUIRE_DEVICE": "cudnn"}),
+    ],
+)
+def test_a_backend_that_was_asked_for_must_run(onednn, options, variables):
+    done = run(*ONE_CASE, *options, PYBNORM_LIB_CUDNN=f"{__file__}/library.so", **variables)
     assert done.returncode == 1
     assert "onednn: 1 cases, 1 PASS" in done.stdout
     assert "cudnn was asked for and could not run" in done.stdout
+    assert "onednn was asked for" not in done.stdout
 
 
 @pytest.mark.slow
@@ -766,15 +766,6 @@ def test_options_that_do_not_go_together_are_refused_before_anything_runs(argume
     assert done.returncode == 2
     assert text in done.stderr
     assert done.stdout == ""
-
-
-@pytest.mark.slow
-def test_require_is_a_failure_where_a_backend_cannot_run(onednn):
-    case = ("--case", INFER + "1")
-    done = run("check", *case, "--backend", "onednn", "--require", "cudnn", PYBNORM_LIB_CUDNN=f"{__file__}/x.so")
-    assert done.returncode == 1
-    assert "cudnn was asked for and could not run" in done.stdout
-    assert run("check", *case, "--backend", "onednn", "--require", "onednn").returncode == 0
 
 
 @pytest.mark.slow
