@@ -15,7 +15,7 @@ import numpy as np
 from pybnorm import _arguments
 from pybnorm._arguments import ALIGNMENT
 from pybnorm._arrays import CPU, Buffer
-from pybnorm._core import SLOT_BITS, CallList, Handle, capability, tell_of_defects
+from pybnorm._core import SLOT_BITS, CallList, Handle, algorithms, capability, tell_of_defects
 from pybnorm._core import Plan as Way
 from pybnorm.defects import Call
 from pybnorm.enums import DataType, Mode, Operation
@@ -140,7 +140,8 @@ class Program:
     def __init__(self, handle: Handle, *, deterministic: bool = False) -> None:
         self.handle = handle
         # A handle that avoids defects has native's plans, where the library's own call has one.
-        self.plans = ways.several(handle) or handle.known_defects.startswith("avoid")
+        several = algorithms(handle.backend) != ("auto", "fast", "plain")
+        self.plans = several or handle.known_defects.startswith("avoid")
         self.deterministic = deterministic
         self.device = handle.library.device_type, -1 if handle.device is None else handle.device
         self.steps: list[_Step] = []

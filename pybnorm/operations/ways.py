@@ -8,13 +8,12 @@ from typing import Any
 
 from pybnorm import _arguments
 from pybnorm._arrays import Buffer
-from pybnorm._core import SLOT_BITS, Handle, algorithms, cache, capability, way_of
+from pybnorm._core import SLOT_BITS, Handle, cache, capability, way_of
 from pybnorm._core import Plan as Way
 from pybnorm.enums import Capability, Mode, Operation
 from pybnorm.errors import UnsupportedError
 from pybnorm.operations.views import Dims, _views
 
-_ALWAYS = "auto", "fast", "plain"
 MOST_WAYS = 256
 """Ways that a handle keeps: programs of other counts than the last are made of the same calls."""
 _ALIGNMENT = 16
@@ -37,11 +36,6 @@ def alignment_of(data: Iterable[Buffer]) -> int:
 
 def _aligned(buffer: Buffer) -> int:
     return _lowest(buffer.pointer | (buffer.owner if isinstance(buffer.owner, int) else 0))
-
-
-def several(handle: Handle) -> bool:
-    """Say whether the backend has more than one."""
-    return len(algorithms(handle.backend)) > len(_ALWAYS)
 
 
 def auto(
