@@ -37,8 +37,8 @@ def _told(run: Run) -> str:
 
 def _facts(defect: Defect) -> list[str]:
     """What else there is to say of a defect, as a list."""
-    first = ".".join(map(str, defect.first))
-    fixed = ".".join(map(str, defect.fixed or ()))
+    first, fixed = (".".join(map(str, version or ())) for version in (defect.first, defect.fixed))
+    since = f"from {first} on," if first else "all" if fixed else "all,"
     read = " to ".join(".".join(map(str, version)) for version in defect.read)
     effects = {Effect.WRONG: "wrong", Effect.FAILS: "the call fails", Effect.WEAK: "less exact than it could be"}
     if defect.note == "sums in chains":  # CHAIN, which is correct
@@ -58,8 +58,8 @@ def _facts(defect: Defect) -> list[str]:
     elif not ways:
         avoided += ": it is no error"
     return [
-        *([f"* Example: {defect.example}"] if defect.example else ()),
-        f"* Versions: from {first} {f'to those before {fixed}' if fixed else 'on, and none is known to be correct'}",
+        f"* Example: {defect.example}",
+        f"* Versions: {since} {f'before {fixed}' if fixed else 'of which none is known to be correct'}",
         *([f"* Cards: {', '.join(f'{card}x' for card in defect.cards)}"] if defect.cards else ()),
         *(f"* Seen: {_told(run)}" for run in defect.seen),
         f"* Read in the source: {read or 'no'}",

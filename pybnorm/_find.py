@@ -2,15 +2,7 @@
 
 Files are opened by the caller's ``open_library`` only; the vendors' Python packages (``cuda.pathfinder``,
 ``rocm_sdk``) may open some themselves, and what a file needs and the loader misses is opened first where it lies beside
-the file: some wheels are linked without a run path. Order of the search:
-
-1. an explicit path, or ``PYBNORM_LIB_<BACKEND>``: if it is set and cannot be used, that is an error
-2. a copy that is already loaded in the process: two copies would not share state
-3. the vendor's Python packaging
-4. ``$CONDA_PREFIX/lib``
-5. the bare soname: RUNPATH, ``LD_LIBRARY_PATH``, the system's loader configuration
-6. root variables and fixed directories
-7. one error that lists every place and why it failed
+the file: some wheels are linked without a run path. `_STEPS` is the order of the search, docs/environment.md says why.
 """
 
 from __future__ import annotations

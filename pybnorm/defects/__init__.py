@@ -20,11 +20,10 @@ from pybnorm.errors import ArgumentError, ArgumentTypeError
 __all__ = ["DEFECTS", "Call", "Defect", "Effect", "Run", "known_defects", "named", "unrecorded"]
 
 DEFECTS: tuple[Defect, ...] = (*miopen.DEFECTS, *onednn.DEFECTS, *cudnn.DEFECTS)
-"""Every known defect; a range of versions is open upward until a run has shown a version to be correct."""
+"""Every known defect; a range of versions is open, up and down, until a run has shown a version to be correct."""
 
 _RUNS = {"cudnn": cudnn.RUNS, "miopen": miopen.RUNS, "onednn": onednn.RUNS}
-for _backend, _runs in _RUNS.items():
-    kinds.SPANS[_backend] = min(d.first for d in DEFECTS if d.backend == _backend), max(run.version for run in _runs)
+kinds.NEWEST.update({name: max(run.version for run in runs) for name, runs in _RUNS.items()})
 
 
 def known_defects(backend: str, call: Any, version: Sequence[int] | None = None, build: str = "") -> list[Defect]:
@@ -94,11 +93,8 @@ def unrecorded(backend: str, version: Sequence[int], build: str = "") -> str:
     >>> pybnorm.defects.unrecorded("miopen", (3, 6, 0))
     'MIOpen 3.6.0 was not run: it is taken to have the known defects of 3.5.1, the newest that was'
     """
-    name, numbers, digest = (
-        _arguments.text(backend, "backend"),
-        kinds.numbers_of(version),
-        _arguments.text(build, "build"),
-    )
+    name, digest = _arguments.text(backend, "backend"), _arguments.text(build, "build")
+    numbers = kinds.numbers_of(version)
     if name not in _RUNS:
         return ""
     text = f"{SPECS[name].label} {'.'.join(map(str, numbers))}"
@@ -106,6 +102,10 @@ def unrecorded(backend: str, version: Sequence[int], build: str = "") -> str:
     if taken != numbers:
         known = ".".join(map(str, taken))
         return f"{text} was not run: it is taken to have the known defects of {known}, the newest that was"
+    minor = numbers[:2]
+    read = [d.read for d in DEFECTS if d.backend == name and d.read]
+    if all(run.version[: len(minor)] != minor for run in _RUNS[name]) and all(not a <= minor <= b for a, b in read):
+        return f"{text} was not run: it is taken to have every known defect of older and newer versions"
     if not digest or any(run.build == digest for run in _RUNS[name]):
         return ""
     return f"this build of {text} was not run: it is taken to have every known defect of its version"

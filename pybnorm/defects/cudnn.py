@@ -33,7 +33,6 @@ DEFECTS = (
     Defect(
         id="cudnn-inference-rows",
         backend="cudnn",
-        first=(7,),
         seen=RUNS,
         effect=Effect.FAILS,
         outputs=(),
@@ -50,7 +49,6 @@ DEFECTS = (
     Defect(
         id="cudnn-per-activation-rows",
         backend="cudnn",
-        first=(9,),
         seen=RUNS,
         effect=Effect.FAILS,
         outputs=(),
@@ -68,7 +66,6 @@ DEFECTS = (
     Defect(
         id="cudnn-per-activation-chains",
         backend="cudnn",
-        first=(9,),
         seen=RUNS,
         effect=Effect.WRONG,
         outputs=("dx",),
@@ -89,7 +86,6 @@ DEFECTS = (
     Defect(
         id="cudnn-persistent-fixed-point",
         backend="cudnn",
-        first=(9,),
         seen=RUNS,
         effect=Effect.WRONG,
         outputs=(*TRAINING, *BACKWARD),
@@ -108,7 +104,6 @@ DEFECTS = (
     Defect(
         id="cudnn-misaligned",
         backend="cudnn",
-        first=(9,),
         seen=RUNS,
         effect=Effect.FAILS,
         outputs=(),
@@ -123,7 +118,6 @@ DEFECTS = (
     Defect(
         id="cudnn-channels-last-inference",
         backend="cudnn",
-        first=(9,),
         seen=RUNS,
         effect=Effect.WEAK,
         outputs=("y",),
@@ -141,11 +135,10 @@ DEFECTS = (
         ways=("pointwise",),
         better=True,
     ),
-    chained("cudnn", (9, 19), RUNS),
+    chained("cudnn", RUNS),
     Defect(
         id="cudnn-channels-last-gradients",
         backend="cudnn",
-        first=(9, 19),
         seen=(RUNS[0]._replace(date="2026-11-27", file="cuda-auto.txt"),),
         effect=Effect.WEAK,
         outputs=BACKWARD,
@@ -169,7 +162,6 @@ DEFECTS = (
     Defect(
         id="cudnn-persistent-mean",
         backend="cudnn",
-        first=(9, 19),
         seen=RUNS,
         effect=Effect.WEAK,
         outputs=("saved_mean", "running_mean"),

@@ -78,8 +78,9 @@ class Defect:
     id : str
         Short and stable; what reports print.
     backend : str
-    first : tuple of int
-        Oldest version that has it, compared over as many numbers as are given.
+    first : tuple of int, optional
+        Oldest version that has it, compared over as many numbers as are given, where a run has shown an older one to
+        be correct or it needs what came with this one; without it every older version is taken to have the defect.
     fixed : tuple of int, optional
         Oldest version that a run has shown to be correct; without it every later version is taken to have the defect.
     seen : tuple of Run
@@ -133,11 +134,11 @@ class Defect:
 
     id: str
     backend: str
-    first: Version
     seen: tuple[Run, ...]
     effect: Effect
     outputs: tuple[str, ...]
     what: str
+    example: str
     links: tuple[str, ...]
     case: str
     predicate: Callable[[Call], bool]
@@ -154,9 +155,9 @@ class Defect:
     refused: bool = False
     cards: tuple[str, ...] = ()
     builds: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    first: Version = ()
     fixed: Version | None = None
     read: tuple[Version, ...] = ()
-    example: str = ""
 
     def largest(self, output: str) -> float:
         """Largest error / bound of `output` that it explains; 0 where it makes nothing of it wrong."""
@@ -179,16 +180,14 @@ class Defect:
         return not self.cards or any(card in _arguments.text(device, "device") for card in self.cards)
 
 
-SPANS: dict[str, tuple[Version, Version]] = {}
-"""For each library the oldest version that has a defect, and the newest that was run; the package fills it."""
+NEWEST: dict[str, Version] = {}
+"""The newest version of each library that was run; the package fills it."""
 
 
 def taken_for(backend: str, version: Version) -> Version:
-    """The version, or the newest that was run where it is older or newer than all that is known."""
-    if backend not in SPANS:
-        return version
-    oldest, newest = SPANS[backend]
-    return version if oldest <= version[: len(oldest)] and version[:2] <= newest[:2] else newest
+    """The version, or the newest that was run where it is newer than that."""
+    newest = NEWEST.get(backend, version)
+    return version if version[:2] <= newest[:2] else newest
 
 
 def numbers_of(value: Sequence[int]) -> Version:
@@ -208,12 +207,11 @@ _IMAGES = 64
 """Images from which a single chain of sums may miss the bound: seen from 128 on."""
 
 
-def chained(backend: str, first: Version, seen: tuple[Run, ...], better: bool = False) -> Defect:
+def chained(backend: str, seen: tuple[Run, ...], better: bool = False) -> Defect:
     """The entry of per-activation kernels of cuDNN and MIOpen, whose results are the same to three digits."""
     return Defect(
         id=f"{backend}-chained-sums",
         backend=backend,
-        first=first,
         seen=seen,
         effect=Effect.WEAK,
         outputs=(*TRAINING, "dx", "dscale"),

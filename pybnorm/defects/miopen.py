@@ -78,7 +78,7 @@ def _over_sums(
     return Defect(
         id=identity,
         backend="miopen",
-        first=run.version[:2],
+        first=run.version[:2] if fixed is None else (),
         seen=(run,),
         fixed=fixed,
         effect=Effect.WRONG,
@@ -100,7 +100,6 @@ DEFECTS = (
     Defect(
         id="miopen-backward-vector-tail",
         backend="miopen",
-        first=(2, 20),
         seen=RUNS,
         read=_MIOPEN_READ,
         effect=Effect.WRONG,
@@ -116,7 +115,6 @@ DEFECTS = (
     Defect(
         id="miopen-backward-statistics-tail",
         backend="miopen",
-        first=(2, 20),
         seen=RUNS,
         read=_MIOPEN_READ,
         effect=Effect.WRONG,
@@ -155,7 +153,6 @@ DEFECTS = (
     Defect(
         id="miopen-training-vector-tail",
         backend="miopen",
-        first=(2, 20),
         seen=RUNS,
         read=_MIOPEN_READ,
         effect=Effect.WRONG,
@@ -171,7 +168,6 @@ DEFECTS = (
     Defect(
         id="miopen-training-stash",
         backend="miopen",
-        first=(2, 20),
         seen=(_MIOPEN_34,),
         read=((2, 20), (3, 4)),
         fixed=(3, 5),
@@ -249,7 +245,6 @@ DEFECTS = (
     Defect(
         id="miopen-nhwc-training-kernel",
         backend="miopen",
-        first=(3, 4),
         seen=(_MIOPEN_34,),
         fixed=(3, 5),
         effect=Effect.FAILS,
@@ -269,7 +264,6 @@ DEFECTS = (
     Defect(
         id="miopen-gfx115x-reductions",
         backend="miopen",
-        first=(2, 20),
         seen=(),
         read=((3, 4), (3, 4)),
         effect=Effect.FAILS,
@@ -309,7 +303,6 @@ DEFECTS = (
     Defect(
         id="miopen-bf16-truncation",
         backend="miopen",
-        first=(3, 4),
         seen=RUNS,
         effect=Effect.WRONG,
         outputs=("y", "dx"),
@@ -323,7 +316,6 @@ DEFECTS = (
     Defect(
         id="miopen-f16-blend",
         backend="miopen",
-        first=(3, 4),
         seen=RUNS,
         effect=Effect.WRONG,
         outputs=("y", "dx"),
@@ -338,7 +330,6 @@ DEFECTS = (
     Defect(
         id="miopen-one-pass-variance",
         backend="miopen",
-        first=(2, 20),
         seen=RUNS,
         read=_MIOPEN_READ,
         effect=Effect.WEAK,
@@ -352,11 +343,10 @@ DEFECTS = (
         better=True,
         far=True,
     ),
-    chained("miopen", (3, 4), RUNS, better=True),
+    chained("miopen", RUNS, better=True),
     Defect(
         id="miopen-inference-absolute-variance",
         backend="miopen",
-        first=(3, 4),
         seen=RUNS,
         effect=Effect.WEAK,
         outputs=("y",),

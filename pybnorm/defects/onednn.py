@@ -23,7 +23,6 @@ DEFECTS = (
     Defect(
         id="onednn-long-sums",
         backend="onednn",
-        first=(3, 0),
         seen=RUNS,
         effect=Effect.WRONG,
         outputs=(*TRAINING, "dx", "dscale"),
@@ -40,7 +39,6 @@ DEFECTS = (
     Defect(
         id="onednn-chained-sums",
         backend="onednn",
-        first=(3, 0),
         seen=RUNS,
         effect=Effect.WEAK,
         outputs=(*TRAINING, "dx", "dscale"),
@@ -58,7 +56,6 @@ DEFECTS = (
     Defect(
         id="onednn-chained-gradients",
         backend="onednn",
-        first=(3, 2),
         seen=(RUNS[0], RUNS[-1]),
         effect=Effect.WEAK,
         outputs=BACKWARD,

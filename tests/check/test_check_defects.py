@@ -63,6 +63,8 @@ def test_entries_are_complete(defect):
     assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", link) for link in defect.links)
     assert defect.effect in STATUSES
     assert defect.fixed is None or defect.first < defect.fixed
+    tried = [run.version for d in DEFECTS if d.backend == defect.backend for run in d.seen]
+    assert not defect.first or any(version < defect.first for version in tried), "older ones were not run"
     absent = (defect.cards and defect.read) or False in defect.builds.values()  # nobody here has the card, or the build
     assert defect.seen or (absent and defect.links)
     assert all(defect.in_version(run.version, run.build) for run in defect.seen)
@@ -187,7 +189,10 @@ def test_only_a_build_that_a_run_has_seen_makes_a_defect_that_is_gone_a_failure(
     ("backend", "version", "build", "said"),
     [
         ("miopen", (3, 6, 0), "", "MIOpen 3.6.0 was not run: it is taken to have the known defects of 3.5.1"),
-        ("miopen", (2, 19), "", "defects of 3.5.1, the newest that was"),
+        ("miopen", (2, 19), "", "MIOpen 2.19 was not run: it is taken to have every known defect of older and newer"),
+        ("cudnn", (9, 10, 2), "", "cuDNN 9.10.2 was not run"),
+        ("cudnn", (8, 9, 7), "", "cuDNN 8.9.7 was not run"),
+        ("onednn", (3, 5), "", "oneDNN 3.5 was not run"),
         ("onednn", (4,), "", "defects of 3.13.2"),
         ("cudnn", (10, 0, 0), "", "defects of 9.28.1"),
         ("miopen", (3, 5, 1), "another", "this build of MIOpen 3.5.1 was not run"),
@@ -215,7 +220,7 @@ def test_the_page_is_that_of_the_table():
 
 @pytest.mark.parametrize(
     ("version", "has_it"),
-    [((2, 19, 9), False), ((2, 20, 0), True), ((3, 0, 0), True), ((3, 4, 9), True), ((3, 5, 0), False), ((4,), False)],
+    [((2, 19, 9), True), ((2, 20, 0), True), ((3, 0, 0), True), ((3, 4, 9), True), ((3, 5, 0), False), ((4,), False)],
 )
 def test_versions_are_compared_as_far_as_they_are_given(version, has_it):
     defect = named("miopen-training-stash")
@@ -229,14 +234,15 @@ def test_an_unknown_version_has_the_defects_of_the_newest_that_was_run(backend):
     newest = max(run.version for d in own for run in d.seen)
     there = [d.in_version(newest) for d in own]
     assert any(there)
-    for version in ((newest[0], newest[1] + 1, 0), (newest[0] + 1, 0, 0), (1, 0, 0)):
+    for version in ((newest[0], newest[1] + 1, 0), (newest[0] + 1, 0, 0)):
         assert [d.in_version(version) for d in own] == there
+    assert [d.in_version((1, 0, 0)) for d in own] == [not d.first for d in own]
 
 
 def test_a_version_that_no_run_has_seen_is_told_of_once(monkeypatch, load_library):
     monkeypatch.setenv("PYBNORM_KNOWN_DEFECTS", "warn")
     load_library("onednn")
-    monkeypatch.setitem(pybnorm.defects.kinds.SPANS, "onednn", ((3, 0), (3, 1, 7)))
+    monkeypatch.setitem(pybnorm.defects.kinds.NEWEST, "onednn", (3, 1, 7))
     said = "was not run: it is taken to have the known defects of 3.1.7, the newest that was"
     with pytest.warns(pybnorm.UnseenLibraryWarning, match=said):
         pybnorm.Handle("onednn").close()
