@@ -217,7 +217,7 @@ def chained(backend: str, seen: tuple[Run, ...], better: bool = False) -> Defect
         outputs=(*TRAINING, "dx", "dscale"),
         what="per-activation training, and backward without saved statistics, sum the images in one chain: some "
         "hundred are enough to miss the bound of blocked sums where roundings add up, on equal values or few that are "
-        "not 0, some thousand of one sign (1 to 14 times the bound; on ordinary data not seen to 65,536 images)",
+        "not 0, some thousand of one sign (1 to 21 times the bound; on ordinary data not seen to 131,070 images)",
         links=(),
         example="BatchNorm1d on 1,280 rows of mostly zeros",
         case="train,peract,f32,nchw,1280x4x1x2,fill=sparse",
