@@ -73,15 +73,8 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
             else f"no element's correct value is in range{_overflow(expected, classes[0])}"
         )
     elif status == Status.WARN:
-        kappa = expected.kappa(tally.worst[0].index)
-        # where next to nothing cancels, or x is all one value, the sums of two passes may be as far off
-        length = chain_length(expected, output, got, one_pass=False) if not 1 <= kappa < math.inf else 0
-        if length:
-            status = Status.CHAIN
-            notes.append(_chained(length, ratios[classes[0].name]))
-        else:
-            cause = "single-pass cancellation," if kappa >= 1 else "within the one-pass bound, though little cancels at"
-            notes.append(f"{cause} kappa={kappa:.3g}")
+        status, note = _one_pass(expected, output, got, tally, ratios[classes[0].name])
+        notes.append(note)
     elif count > 1 and normalized_by_unbiased(expected, output, got, classes[0]):
         # within what Welford's rounding excuses, but no rounding: every element says the same
         tier = classes[0]
@@ -124,6 +117,16 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
         tried = (classes[0],) if UNBIASED in notes else classes
         put(verdict, levels(expected, output, got, tried, found.places), expected.problem.strides)
     return verdict
+
+
+def _one_pass(expected: Expected, output: str, got: Array, tally: Tally, ratio: float) -> tuple[Status, str]:
+    """The status and note of an output that only the one-pass class holds."""
+    kappa = expected.kappa(tally.worst[0].index)
+    # where next to nothing cancels, or x is all one value, the sums of two passes may be as far off
+    if not 1 <= kappa < math.inf and (length := chain_length(expected, output, got, one_pass=False)):
+        return Status.CHAIN, _chained(length, ratio)
+    cause = "single-pass cancellation," if kappa >= 1 else "within the one-pass bound, though little cancels at"
+    return Status.WARN, f"{cause} kappa={kappa:.3g}"
 
 
 def _chained(length: int, ratio: float) -> str:
