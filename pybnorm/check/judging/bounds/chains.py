@@ -17,7 +17,7 @@ import numpy as np
 
 from pybnorm.check.judging.bounds.classes import BLOCK, Tier, depth
 from pybnorm.check.judging.bounds.expected import Expected
-from pybnorm.check.judging.bounds.tally import compare
+from pybnorm.check.judging.bounds.tally import compare, held
 from pybnorm.check.language.data import round_to
 from pybnorm.check.language.problem import DATA_OUTPUTS
 from pybnorm.enums import DataType, Mode, Operation
@@ -45,8 +45,7 @@ def chain_length(expected: Expected, output: str, got: Array, one_pass: bool = T
     count = 1
     while problem.m > BLOCK * count:
         for made in _chains(expected, count, one_pass):
-            tally = compare(made, output, got, (stable._replace(one_pass=made.one_pass),))
-            if not tally.over and not tally.undecided and tally.unjudged < tally.elements:
+            if _holds(made, output, got, stable._replace(one_pass=made.one_pass)):
                 return -(-problem.m // count)
             if count == 1:
                 longest = max(longest, compare(expected, output, _results(made, output), (stable,)).ratio)
@@ -54,6 +53,17 @@ def chain_length(expected: Expected, output: str, got: Array, one_pass: bool = T
             return 0  # by more than shorter ones are, too
         count *= 2
     return 0
+
+
+def _holds(made: _Chained, output: str, got: Array, tier: Tier) -> bool:
+    """Say whether an output is a chain's within a class: up to the first block that is not."""
+    judged = False
+    for part in made.parts(output, got, (tier,)):
+        looked = held(made, output, part)
+        if bool(looked.over.any()) or bool(looked.open.any()):
+            return False
+        judged = judged or bool(looked.judged.any())
+    return judged
 
 
 def _chains(expected: Expected, count: int, one_pass: bool) -> Iterator[_Chained]:
