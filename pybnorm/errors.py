@@ -76,7 +76,9 @@ class ArgumentError(PybnormError, ValueError):
         self.argument = one_line(argument)
         self.value = _cut(str.__str__(value)) if issubclass(type(value), str) else _shown(value)
         self.allowed = one_line(allowed)
-        super().__init__(f"{self.argument}: got {self.value}, allowed: {self.allowed}{_near(value, self.allowed)}")
+        words, _, near = f"{self.allowed}{_near(value, self.allowed)}".partition(" (did you mean ")
+        near = near and f" (did you mean {near}"  # before the words, of which there may be many
+        super().__init__(f"{self.argument}: got {self.value}{near}, allowed: {words}")
 
 
 def _near(value: object, allowed: str) -> str:

@@ -159,6 +159,9 @@ class Defect:
     fixed: Version | None = None
     read: tuple[Version, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"<Defect {self.id}: {self.effect.value}>"
+
     def largest(self, output: str) -> float:
         """Largest error / bound of `output` that it explains; 0 where it makes nothing of it wrong."""
         if _arguments.text(output, "output") not in self.outputs:

@@ -673,3 +673,7 @@ def test_bad_questions_are_refused_by_name():
         pybnorm.known_defects("miopen", "backward")
     with pytest.raises(pybnorm.ArgumentError, match=r"identity.*onednn-long-sums"):
         named("none")
+
+
+def test_a_defect_is_shown_in_one_line():
+    assert {repr(defect) == f"<Defect {defect.id}: {defect.effect.value}>" for defect in DEFECTS} == {True}

@@ -201,7 +201,7 @@ def test_a_crash_and_a_hang_cost_their_own_case():
     [
         ("Nowhere", "allowed: an object of wrong_kernels; it has Right, AsTuple, Flat, InPlace, Dropped"),
         ("Empty", "allowed: an object with a method forward_training or forward_inference or backward"),
-        ("Device", "wrong_kernels.py:Device.device: got tpu, allowed: cpu | cuda"),
+        ("Device", "wrong_kernels.py:Device.device: got tpu (did you mean 'cpu'?), allowed: cpu | cuda"),
         ("Late", "OSError: no driver"),
     ],
 )

@@ -25,7 +25,7 @@ def refused(kind, argument, function, *args):
     assert info.value.argument == argument
     assert info.value.argument in str(info.value)
     assert info.value.value in str(info.value)
-    assert info.value.allowed in str(info.value)
+    assert info.value.allowed.partition(" (did you mean")[0] in str(info.value)
     return info.value
 
 
@@ -50,7 +50,7 @@ def test_algorithm_refuses_other_names_and_numbers(value):
 @pytest.mark.parametrize("value", [None, 3, True, ["auto"], b"auto", Mode.SPATIAL])
 def test_algorithm_is_a_string(value):
     assert refused(ArgumentTypeError, "algorithm", arguments.algorithm, value, NAMES).allowed == "a string"
-    with pytest.raises(ArgumentError, match=r"plain \| x \(did you mean 'plain'\?\)$"):
+    with pytest.raises(ArgumentError, match=r" \(did you mean 'plain'\?\), allowed: .*plain \| x$"):
         arguments.algorithm("plain:1", ("plain", "x"))
 
 
@@ -101,7 +101,7 @@ def test_words_of_the_command_line_are_taken(read, words):
     ],
 )
 def test_words_of_other_systems_have_a_hint(read, word, near):
-    with pytest.raises(ArgumentError, match=rf"\(did you mean {near!r}\?\)$"):
+    with pytest.raises(ArgumentError, match=rf" \(did you mean {near!r}\?\), allowed: "):
         read(word)
 
 

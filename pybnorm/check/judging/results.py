@@ -324,7 +324,7 @@ def by_label(results: Sequence[CaseResult]) -> dict[str, list[CaseResult]]:
 
 def library_text(info: BackendInfo) -> str:
     """Everything that distinguishes two libraries of one backend, in one line."""
-    parts = [f"{info.label} {version_text(info)}", info.path, info.digest, f"on {info.device}", info.driver]
+    parts = [f"{info.label} {version_text(info)}".strip(), info.path, info.digest, f"on {info.device}", info.driver]
     return ", ".join([*filter(None, parts), *(f"{k}={v}" for k, v in info.variables.items())])
 
 

@@ -20,6 +20,7 @@ from pybnorm.check.judging.results import (
     CaseResult,
     badness,
     by_label,
+    cases_text,
     cell_text,
     groups,
     label,
@@ -240,7 +241,7 @@ def print_totals(console: Console, results: Sequence[CaseResult], seconds: float
     """Cases of each status, per backend, and what else is to be said of them all."""
     for backend, own in by_label(results).items():
         counts = Counter(r.status for r in own)
-        text = Text.assemble((f"{backend}: ", "bold"), f"{len(own)} cases")
+        text = Text.assemble((f"{backend}: ", "bold"), cases_text(len(own)))
         for status in Status:
             if counts[status]:
                 text.append(f", {counts[status]} ")
