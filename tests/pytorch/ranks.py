@@ -80,7 +80,7 @@ def steps(module, case, size, part=slice(None), wide=False, device="cpu"):
 
 
 class Formula(torch.nn.Module):
-    """A batch norm's training by elementary operations: PyTorch's third derivatives take its statistics as constants."""
+    """A training batch norm by elementary operations; in PyTorch's third derivatives its statistics are constants."""
 
     def __init__(self, norm):
         super().__init__()
