@@ -3,6 +3,7 @@
 python ci/defects-seen.py BACKEND >>docs/results/defects-BACKEND.txt
 """
 
+import dataclasses
 import datetime
 import os
 import re
@@ -30,7 +31,8 @@ def tuned(case: str, folder: Path) -> CaseResult:
 def ran(defect: Defect, folder: Path) -> tuple[BackendInfo, CaseResult, CaseResult]:
     """The library, and what it and algorithm "auto" make of a case; MIOPEN_USER_DB_PATH names the empty `folder`."""
     searched = tuned(defect.case, folder) if defect.tuned else None
-    problem, auto = Problem.parse(defect.case), Problem.parse(f"{defect.case},algorithm=auto")
+    problem = Problem.parse(defect.case)
+    auto = dataclasses.replace(problem, algorithm="auto")
     with Worker(defect.backend, timeout=300, environment={"OMP_NUM_THREADS": "1"}) as worker:
         info = worker.describe()
         # what tuning leaves behind shows in backward, and what it does meanwhile in the rest
