@@ -25,7 +25,7 @@ class Allocation(NamedTuple):
 
 
 class Device:
-    """What `pybnorm.devices.cpu.Device`, `pybnorm.devices.cuda.Device` and `pybnorm.devices.hip.Device` have in common.
+    """Base class of `pybnorm.devices.cpu.Device`, `pybnorm.devices.cuda.Device` and `pybnorm.devices.hip.Device`.
 
     Each brings `_allocate`, `_copy` and `_timed`.
 

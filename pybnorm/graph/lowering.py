@@ -25,7 +25,7 @@ class _Vector(NamedTuple):
 
 
 def _filled(of: Any, made: Callable[[_Record], Any]) -> Any:
-    """What `made` makes of a record, a parameter's as a flat vector; any other argument as it is."""
+    """The array that `made` makes of a record, a parameter's as a flat vector; any other argument as it is."""
     if not isinstance(of, _Vector):
         return made(of) if isinstance(of, _Record) else of
     whole = made(of.record)

@@ -79,7 +79,7 @@ def without_finding(*arguments, **variables):
 def test_with_no_vendors_library_the_check_is_of_native():
     done = without_finding("check")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].startswith(f"native {pybnorm.__version__}: all ")
+    assert done.stdout.splitlines()[-2].startswith(f"native {pybnorm.__version__}: all ")
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_a_named_file_that_is_no_library_is_a_failure_with_its_reason_and_no_adv
     assert "PYBNORM_LIB_ONEDNN names a file that cannot be used" in done.stdout
     assert "pip install" not in done.stdout
     done = run("info", PYBNORM_LIB_ONEDNN=str(file))
-    part = done.stdout[done.stdout.index("\nonednn ") :].partition("\nnative_cuda")[0]
+    part = done.stdout[done.stdout.index("\nonednn ") :].partition("\nnative")[0]
     assert f"PYBNORM_LIB_ONEDNN: {file}: " in part
     assert "invalid ELF header" in part
     assert "to have it" not in part

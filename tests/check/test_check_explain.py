@@ -133,7 +133,7 @@ def test_the_command(in_this_process):
     assert case["result"]["status"] == "PASS"
     assert {shown["output"] for shown in case["explanation"]["outputs"]} == {"dx", "dscale", "dbias"}
     terms_ = case["explanation"]["outputs"][0]["classes"][0]["terms"]
-    assert all(set(term) == {"formula", "size"} for term in terms_)
+    assert all(set(term) == {"cause", "size"} for term in terms_)
 
 
 @pytest.mark.parametrize(

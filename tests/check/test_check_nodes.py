@@ -67,6 +67,8 @@ def farm(monkeypatch, function, workers=2):
     import distributed
 
     go.clear()
+    while not started.empty():  # of a test before
+        started.get_nowait()
     monkeypatch.setattr(executors, "isolated", here)
     monkeypatch.setattr(executors, "run_recorded", function)
     options = {"n_workers": workers, "threads_per_worker": 1, "processes": False, "dashboard_address": None}

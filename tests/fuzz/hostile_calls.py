@@ -56,6 +56,7 @@ ALLOCATES = {
 CALLED_BACK = {("pybnorm.reference.reduce_blocks", "function"), ("pybnorm.devices.cpu.Device.time", "call")}
 """Functions of the caller, whose own errors pass through."""
 NOT_CALLED = {
+    "pybnorm.devices.Device": "the base class of pybnorm.devices.cpu.Device, which is called",
     "pybnorm._core.bound": "operations bind their arguments with it: tests/operations/test_operation_calls.py",
     "pybnorm._core.install_torch_kernels": "pybnorm.torch gives itself: tests/pytorch/test_installation.py",
     "pybnorm._core.remove_torch_kernels": "as install_torch_kernels",
@@ -401,7 +402,7 @@ GRAPH = {
         "communicator": lambda w: Mirror(),
         "unbiased": is_(False),
         "output": is_(True),
-        "value": is_(0.5),
+        "value": tensor(DIMS),  # of a setter
         "name": is_("n"),
         "in_0": tensor(DIMS),
     },
@@ -518,6 +519,14 @@ GOOD: dict[str, dict[str, Any]] = {
         **{"version": is_((3, 2, 0)), "build": is_("")},
     },
     "pybnorm.graph": GRAPH,
+    **{
+        f"pybnorm.{module}.{name}": {"value": is_(0.5)}
+        for module in ("graph", "hipdnn")
+        for name in (
+            "Tensor",
+            *(f"PointwiseAttributes.set_relu_{clip}" for clip in ("lower_clip", "upper_clip", "lower_clip_slope")),
+        )
+    },
     "pybnorm.graph.Graph.execute_plan_at_index": {"workspace": lambda w: np.zeros(1 << 16, np.uint8)},
     "pybnorm.devices.cpu.Device.refill": {
         "buffer": lambda w: pybnorm.devices.device_for(1).from_numpy(np.zeros(4, np.float32)),

@@ -47,7 +47,7 @@ SCRIPT = """
     """
 
 
-def test_backward_goes_by_ex_and_less_aligned_data_by_the_entry_point(compute: Any) -> None:
+def test_backward_goes_by_the_entry_point_however_data_are_aligned(compute: Any) -> None:
     calls, errors, slow, whole, live = compute(
         SCRIPT
         + """
@@ -70,9 +70,9 @@ def test_backward_goes_by_ex_and_less_aligned_data_by_the_entry_point(compute: A
     """,
         shape=(8, 16, 9, 9),
     )
-    assert calls == ["backward SPATIAL f32 (8, 16, 9, 9) by ex", "backward SPATIAL f32 (8, 16, 9, 9)"]
+    assert calls == ["backward SPATIAL f32 (8, 16, 9, 9)"] * 2
     assert max(errors.values()) < 2e-5, errors
-    assert slow == [0, 2], "the kernels that are slow over channels-last memory"
+    assert slow == [2, 4], "the kernels that are slow over channels-last memory"
     assert whole, "something was written outside"
     assert live == 0, "descriptors were left behind"
 

@@ -413,7 +413,7 @@ def test_what_auto_takes_for_less_aligned_arrays_can_be_run(play: Any, dtype: st
     )
     for saved, offset, kind, algorithm, named, fused, ran in answer:
         where = (saved, offset, kind)
-        own = "ex" if saved else "graph" if kind == "training" else "spatial"
+        own = "spatial" if kind == "backward" else "ex" if saved else "graph"
         assert algorithm == (own if offset == 16 else "spatial"), where
         if offset == 16:
             assert "error" not in named, where

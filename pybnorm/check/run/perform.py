@@ -121,7 +121,7 @@ def synchronized(session: Session, problem: Problem, buffers: Mapping[str, Any])
 
 
 def _values(session: Session, buffer: Buffer) -> Array:
-    """What a parameter inside guarded memory holds."""
+    """The contents of a parameter inside guarded memory."""
     copy = session.device.from_numpy(np.zeros(buffer.dims, numpy_dtype(buffer.dtype)))
     operations.axpby(session.handle, 1.0, buffer, 0.0, copy)
     session.device.synchronize()

@@ -113,7 +113,7 @@ class _Axis:
     of: str
     """"channel", "place" or "memory"."""
     each: str = ""
-    """What has `size` of it."""
+    """The name of what has `size` of it."""
 
 
 class _Grid:
@@ -253,7 +253,7 @@ class _Box:
 
     @functools.cached_property
     def _offsets(self) -> tuple[Array, Array]:
-        """What each channel, and each place in order, gives to an offset in memory."""
+        """The share of each channel, and of each place in order, in an offset in memory."""
         grid, zero = self.grid, np.zeros(1, int)
         every = grid._once("memory", lambda: grid.offsets(zero, np.arange(grid.m)))
         return grid.offsets(np.flatnonzero(self.masks["channel"]), zero), np.sort(every[self.masks["place"]])
