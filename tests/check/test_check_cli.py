@@ -876,10 +876,12 @@ def test_an_interrupt_of_info_waits_for_no_library_that_hangs():
     code = """
 import importlib, os, signal, time
 from pybnorm.cli import main
-info = importlib.import_module("pybnorm.cli.info")
+info, once = importlib.import_module("pybnorm.cli.info"), [signal.SIGINT]
 def ask(worker):
     with worker:
-        os.kill(os.getpid(), signal.SIGINT)
+        for number in once[:1]:
+            once.clear()
+            os.kill(os.getpid(), number)
         worker.call(time.sleep, 600)
 info._ask = ask
 main(["info"], prog_name="pybnorm")
@@ -909,9 +911,9 @@ WholeRun._keep = interrupted
 main(prog_name="pybnorm")
 """
     done = process(*arguments, program=("-c", code))
-    assert done.returncode == (0 if at == 4 else 130), done.stdout + done.stderr
     told = json.loads(target.read_text())["cases"]
     assert at <= len(told) <= 4
+    assert done.returncode == (0 if len(told) == 4 else 130), done.stdout + done.stderr
     if saves:
         assert run(*arguments, "--resume").returncode == 0
         assert json.loads((folder / "run.json").read_text())["cases"][: len(told)] == told

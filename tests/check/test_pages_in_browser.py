@@ -54,7 +54,7 @@ def page(tmp_path_factory):
     pytest.importorskip("matplotlib")
     pytest.importorskip("jinja2")
     file = tmp_path_factory.mktemp("pages") / "run.html"
-    html.write(file, machine(), INFOS, results())
+    html.write(file, machine() | {"folder": "/" + "long" * 30}, INFOS, results())
     return file
 
 
