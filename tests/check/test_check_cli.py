@@ -876,6 +876,7 @@ def test_an_interrupt_of_info_waits_for_no_library_that_hangs():
     code = """
 import importlib, os, signal, time
 from pybnorm.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
 info, once = importlib.import_module("pybnorm.cli.info"), [signal.SIGINT]
 def ask(worker):
     with worker:
@@ -908,6 +909,7 @@ def interrupted(self, result):
         signal.raise_signal(signal.SIGINT)
     keep(self, result)
 WholeRun._keep = interrupted
+signal.signal(signal.SIGINT, signal.default_int_handler)
 main(prog_name="pybnorm")
 """
     done = process(*arguments, program=("-c", code))
