@@ -7,9 +7,6 @@ cdef class _HandleLife:
     """The objects that a handle owns, from opening to closing."""
     cdef const pbn_backend *table
     cdef pbn_handle *handle
-    cdef pbn_handle *native  # which computes what has a defect, where the handle avoids; else NULL
-    cdef const pbn_backend *native_table
-    cdef str no_native  # why it is not there
     cdef bint borrowed
     cdef bint forked
     cdef int device_id  # -1 if it is not known
@@ -30,7 +27,7 @@ cdef class _HandleLife:
     cdef str card  # the device's name for the table of defects; empty where it is not known
     cdef str policy
     cdef str unseen  # what to say of a version that no run has seen
-    cdef tuple defects  # of this library, that its entry points have
+    cdef tuple defects  # of this library, that its entry points avoid or warn of
     cdef tuple avoided  # those, and the weaknesses that "auto" avoids
     cdef tuple weak  # weaknesses that some of its algorithms do not have
     cdef int tuned  # whether those two hold the defects of tuned kernels
@@ -38,7 +35,7 @@ cdef class _HandleLife:
     cdef object __weakref__
 
     def __cinit__(self):
-        self.handle = self.native = NULL
+        self.handle = NULL
         self.scratch = NULL
         self.scratch_size = 0
         self.forked = False
@@ -86,14 +83,14 @@ cdef class _HandleLife:
         self.unseen = defects.unrecorded(library.backend, library.version)
         if self.unseen and policy != "ignore":
             _tell_once(self.unseen)
+        if table.device_type == PBN_DEVICE_CPU and policy in ("avoid", "avoid_all"):
+            load("native")  # which then computes what has a defect
         self.backend = library.backend
         known = defects._of_library(library, True)
         self.weak = tuple([d for d in known if d.ways and d.effect == defects.Effect.WEAK])
         self.tuned = -1
         self._look_up()
         self.device_id = table.handle_device(handle)
-        if policy in ("avoid", "avoid_all") and defects._of_library(library, True, True):
-            _open_native(<Handle>self)
         if self.device_id >= 0:
             self.device = self.device_id
         found = self.device_id >= 0 and table.card != NULL and table.card(self.device_id, card, sizeof(card))
@@ -171,6 +168,10 @@ cdef class _HandleLife:
         """The word given to `Handle` for calls that have a known defect."""
         self._check_open()
         return self.policy
+
+    cdef bint _avoids(self, object algorithm):
+        """Say whether calls of that algorithm go another way where they have a known defect."""
+        return algorithm in ("auto", "fast") or (algorithm is None and self.policy in ("avoid", "avoid_all"))
 
     cdef tuple _met(self, object call, bint auto):
         self._check_open()
@@ -357,11 +358,8 @@ cdef class _HandleLife:
             cache.clear()
         self.plans.clear()
         with nogil:
-            if self.native != NULL:
-                self.native_table.handle_destroy(self.native)
             status = self.table.handle_destroy(handle)
             free(self.scratch)
-        self.native = NULL
         self.scratch = NULL
         self.scratch_size = 0
         self.descriptors.clear()
