@@ -77,7 +77,7 @@ pages() {
         echo "chromium: not on this machine, no page is seen in a browser"
     fi
 }
-libraries() { # of the steps behind pytest
+libraries() { # of the steps after pytest
     uv pip install --quiet --prefix "$venv/tbb" onednn-cpu-tbb intel-cmplr-lib-rt
     bash ci/pytorch.sh --install
 }

@@ -35,7 +35,7 @@ def ran(defect: Defect, folder: Path) -> tuple[BackendInfo, CaseResult, CaseResu
     auto = dataclasses.replace(problem, algorithm="auto")
     with Worker(defect.backend, timeout=300, environment={"OMP_NUM_THREADS": "1"}) as worker:
         info = worker.describe()
-        # what tuning leaves behind shows in backward, and what it does meanwhile in the rest
+        # backward shows what tuning leaves; the other calls show what it does meanwhile
         result = searched if searched and defect.outputs != BACKWARD else worker.run(problem)
         return info, annotated(result, info, problem), worker.run(auto)
 

@@ -59,6 +59,9 @@ def _rebuild(cls: type[PybnormError], args: tuple[Any, ...], state: dict[str, An
     return error
 
 
+_HINT = re.compile(r" \(did you mean [^()]*\?\)$")
+
+
 class ArgumentError(PybnormError, ValueError):
     """An argument has a value that is not allowed.
 
@@ -76,8 +79,8 @@ class ArgumentError(PybnormError, ValueError):
         self.argument = one_line(argument)
         self.value = _cut(str.__str__(value)) if issubclass(type(value), str) else _shown(value)
         self.allowed = one_line(allowed)
-        words, _, near = f"{self.allowed}{_near(value, self.allowed)}".partition(" (did you mean ")
-        near = near and f" (did you mean {near}"  # before the words, of which there may be many
+        hint = _HINT.search(text := f"{self.allowed}{_near(value, self.allowed)}")
+        words, near = (text[: hint.start()], hint.group()) if hint else (text, "")  # there may be many words
         super().__init__(f"{self.argument}: got {self.value}{near}, allowed: {words}")
 
 

@@ -130,7 +130,7 @@ def _pairs(item):
 
 
 def quick(items):
-    """Those that are not slow, and of each function some of its parameters: the first and the last."""
+    """The tests that are not slow, with the first and the last parameters of each function."""
     functions = collections.defaultdict(list)
     for item in items:
         if item.get_closest_marker("slow") is None:

@@ -45,7 +45,7 @@ class Every:
 
 
 class Native(Every):
-    """Those that are correct: of 16-bit gradients in other layouts PyTorch takes sums in 16 bits."""
+    """The layouts in which PyTorch is correct: in others it takes the sums of 16-bit gradients in 16 bits."""
 
     def supports(self, problem):
         own = "nchw" in str(problem) or ("nhwc" in str(problem) and len(problem.dims) in (4, 5))

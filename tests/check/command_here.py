@@ -12,7 +12,7 @@ _DROPPED = ("PYBNORM_REQUIRE", "PYBNORM_LIB_", "FORCE_COLOR")
 
 
 def clean_environment():
-    """What a process of the command is given."""
+    """The surroundings of a process of the command."""
     return {k: v for k, v in os.environ.items() if not k.startswith(_DROPPED)}
 
 

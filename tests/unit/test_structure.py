@@ -92,7 +92,7 @@ def imports(path):
 
 @functools.cache  # not while tests are collected, which every process of a run does
 def graph():
-    """What each module imports."""
+    """The imports of each module."""
     found = {module: set() for module in MODULES}
     for path in FILES:
         found[module_of(path)] |= imports(path)

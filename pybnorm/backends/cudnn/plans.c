@@ -302,7 +302,7 @@ static const char graph_why[] = "the norm graph has cuDNN's kernels for channels
 static const char fast_why[] = "spreads a channel over several blocks, but sums in fixed point: values below 1e-5 or "
                                "above 1e10 lose their digits";
 static const char spatial_why[] = "exact to rounding over any range, where persistent sums in fixed point";
-static const char gradient_why[] = "adds gradients in float32, which the Ex entry points and graphs do in coarser steps";
+static const char gradient_why[] = "adds gradients without the coarser steps of the Ex entry points and graphs";
 
 /* With a residual backward reads what forward's algorithm left, so what another call could take is not tried. */
 static int choose_fused(pbn_plan *p, pbn_handle *handle, const pbn_call *call) {

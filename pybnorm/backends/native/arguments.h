@@ -19,7 +19,7 @@ typedef struct arguments {
     unsigned vectors, total, per, splits; /* vectors of a row, of a channel, of a part; parts of a channel */
     unsigned superrow, shift;             /* rows taken as one; elements of x's address past a vector's boundary */
     int kind, across;                     /* of finish: 0 rows, 1 any strides, 2 columns; lanes are channels */
-    int early;                            /* the next launch's blocks have places beside this one's */
+    int early;                            /* of tiles: the next launch's blocks have places beside these */
     int activation, reads_y, sums_only, inverse, given; /* given: sums that apply reads are dscale's and dbias' */
     double epsilon, factor, alpha, beta, alpha_param, beta_param, low, high;
     double share, unbiased; /* 1 over the number of values of the statistics; that number over one less */

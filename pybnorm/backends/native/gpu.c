@@ -229,7 +229,6 @@ static int plan_rows(work *w, arguments *a, int stage, int backward, int fused, 
     a->per = (unsigned)over(a->total, splits);
     l->cluster = (unsigned)splits;
     l->grid[0] = (unsigned)(a->channels * splits);
-    a->early = l->grid[0] <= g->multiprocessors;
     l->block[0] = (unsigned)least(resident > 2 ? 1024 / resident / 32 * 32 : 512, over(over(a->per, 4) > 1 ? over(a->per, 4) : 1, 32) * 32);
     l->shared = (unsigned)ROW_BYTES(splits);
     return PBN_OK;

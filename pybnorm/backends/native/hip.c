@@ -1,9 +1,8 @@
 /* native on ROCm: the HIP runtime and hipRTC, of which only names are known when this is compiled.
  *
  * The library that is searched for is the runtime, which must be the process's one: two do not know each other's
- * memory. The compiler is the one that lies beside it; up to ROCm 6 the runtime has it, too. HIP has no contexts: a
- * device's number and one more stands for its. There are neither clusters nor launches that begin before the one in
- * front has ended.
+ * memory. The compiler is the one that lies beside it; up to ROCm 6 the runtime has it, too. HIP has no contexts: the
+ * device's number plus one stands for a context. HIP has no clusters, and no launch begins before the previous one ends.
  */
 #include "driver.h"
 

@@ -160,7 +160,7 @@ static __device__ __forceinline__ void set_parameter(void *vector, i64 i, double
     ((P *)vector)[i] = PD::put((PD::number)value);
 }
 
-/* 1 / sqrt(v). In float32 the approximation and a step of Newton's: rsqrt of a double takes a small call's tenth. */
+/* 1 / sqrt(v). In float32 the approximation and a step of Newton's: rsqrt of a double is a longer chain of operations. */
 static __device__ __forceinline__ N inverse_root(double v) {
 #if DTYPE != 1
     if (v >= 1e-36 && v <= 1e36) {

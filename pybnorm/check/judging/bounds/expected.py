@@ -110,7 +110,7 @@ class Expected:
         self._parameters: dict[str, Array] = {}
         self._sums: dict[bool, tuple[Array, Array]] = {}
         self.made: dict[Any, Any] = {}
-        """What other kernels make of the same inputs, as far as it was asked for (chains of sums, another layout)."""
+        """Results of other kernels for the same inputs, as they were asked for (chains of sums, another layout)."""
         operation = problem.operation
         with np.errstate(all="ignore"):  # 0 * inf and the like are part of what is judged
             if operation == Operation.FORWARD_TRAINING:
