@@ -22,7 +22,8 @@ miopen_parts() {
         python3 -m pybnorm check --backend miopen --suite smoke --suite bugs --allow-known --timeout 300 ${jobs[*]-} |
             tee '$results/miopen-check.txt' | tail -n 12"
     # Kernels of our own: one minute in the rig, whose compiler takes most of it.
-    part 'native: the check' -- bash -c "set -o pipefail
+    # PYBNORM_REQUIRE is checked, too: of MIOpen here, which the part before has judged.
+    part 'native: the check' PYBNORM_REQUIRE=native_rocm PYBNORM_REQUIRE_DEVICE= -- bash -c "set -o pipefail
         python3 -m pybnorm check --backend native_rocm --suite smoke --timeout 300 ${jobs[*]-} |
             tee '$results/native-rocm-check.txt' | tail -n 4"
     part 'native: calls' -- "${PYTEST[@]}" tests/backends/test_native_rocm.py
