@@ -1,24 +1,23 @@
 """Random calls of the public API, each a function of (seed, index) alone.
 
-A call starts as a good one, on the arrays of a `Problem`, and one or two of its arguments are then changed, most often
-to something that must be refused. What it is in the end is not the generator's word but `fuzz_rules`', which looks at
-the arguments; what a good call must do is judged by the reference and the bounds of `pybnorm.check`.
+A call starts as a good one, on the arrays of a `Problem`; then none, one or two of its arguments are replaced by
+something that must be refused whatever the others are. What a good call must do is judged by the reference and the
+bounds of `pybnorm.check`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fuzz_rules as rules
 import numpy as np
-from fuzz_rules import Unsure
 
 import pybnorm
 from pybnorm import Activation, Capability, DataType, Layout, Mode, Operation, TensorDescriptor, operations, reference
-from pybnorm._arrays import Buffer
+from pybnorm._arrays import Buffer, as_buffer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "backends"))
@@ -60,8 +59,25 @@ ACTIVATIONS = [
     {"activation": Activation.CLIPPED_RELU, "activation_high": 6.0},
     {"activation": 3, "activation_low": -1.0, "activation_high": 1.0},
 ]
-BAD_NUMBERS = [float("nan"), float("inf"), -float("inf"), 1e39, -1e39, 10**400, None, "1", True, [1.0], 1j, object]
-NO_ARRAYS = [None, 3, "x", [1.0], object, 1.0, b"x" * 64, {}]
+BAD_NUMBERS = [float("nan"), float("inf"), -float("inf"), 10**400, None, "1", True, [1.0], 1j, object]
+NO_ARRAYS = [3, "x", [1.0], object, 1.0, b"x" * 64, {}]
+BAD = {
+    "mode": (7, -1, None, "x", True, 2.5, object, [], 10**30),
+    "operation": (99, None, "none", True, Operation.FILL, "DERIVE", Operation.RELU, object),
+    "backend": ("nothing", None, 3, b"cudnn", "", "\\ud800", object),
+    "axis": (9, -9, (1, 1), 1.5, "1", True, None, (0, object), 10**30),
+    "running": ("yes", 1, None, object),
+    "saved": ("yes", 1, None, object),
+    "epsilon": (*BAD_NUMBERS, 1e39, -1e-9, -1),
+    "exponential_average_factor": (*BAD_NUMBERS, -0.1, 1.1, -1e-300),
+    **dict.fromkeys(("alpha", "beta", "alpha_param", "beta_param", "a", "b", "value"), BAD_NUMBERS),
+    **dict.fromkeys(("activation_low", "activation_high"), BAD_NUMBERS),
+    "activation": (None, 4, -1, "tanh", True, 2.5, object),
+    "workspace_size": (-1, 2**64, None, "0", True, 1.5),
+    "dtype": ("int8", None, 9, "f8", np.int32, True, object, np.dtype(">f4")),
+}
+"""What an argument must not be, whatever the others are; `object` stands for a new one."""
+IN_PLACE = ({"x", "y"}, {"dx", "dy"})  # some may share memory: tests/backends/test_in_place.py
 
 
 class Call:
@@ -72,8 +88,9 @@ class Call:
         self.case: Case | None = None
         self.kept: list[Any] = []  # memory that must outlive the call
         self.changed: list[str] = []
+        self.outputs: tuple[str, ...] = ()
         self.support: bool | None = True
-        self.wrong: Callable[[Call], list[str]] = lambda call: []
+        self.activated = False  # its results are judged, and its workspace asked for, in tests/backends/test_activation
         self.judge: Callable[[Call, Any], str] = lambda call, result: "returned"
 
     def __str__(self) -> str:
@@ -114,7 +131,6 @@ class Maker:
         call = kinds[rng.choice(len(kinds), p=weights)](rng)
         if call.level == "arrays" and call.kind in dir(pybnorm.Handle) and rng.random() < 0.02:
             call.call, call.changed = getattr(self.closed, call.kind), ["self"]
-            call.wrong = lambda c: ["the handle is closed"]
         for _ in range(rng.choice(3, p=(0.4, 0.5, 0.1))):
             self.change(call, rng)
         return call
@@ -163,7 +179,6 @@ class Maker:
             name = calls.METHODS[operation]
             arguments = {**arrays, **options, "workspace": lent}
             call = Call(name, level, getattr(self.handle, name), arguments)
-            call.wrong = lambda c: batch_norm_rules(self.handle, operation, c.arguments, need)
         else:
             if space is None:
                 space, lent = None, None
@@ -172,8 +187,7 @@ class Maker:
             arguments = self.on_addresses(case, options, lent)
             name = f"batch_normalization_{operation.name.lower()}"
             call = Call(name, level, getattr(pybnorm, name), arguments)
-            call.wrong = lambda c: address_rules(self.handle, operation, c.arguments, need)
-        call.case, call.support, call.kept = case, support, [space, arrays]
+        call.case, call.support, call.kept, call.outputs = case, support, [space, arrays], OUTPUTS[operation]
         call.judge = lambda c, result: judged(c.case)
         if rng.random() < 0.1:
             self.activate(call, problem, rng)
@@ -188,10 +202,8 @@ class Maker:
         bits, _ = pybnorm.capability(
             self.backend, problem.operation, problem.mode, problem.dtype, layout, len(problem.dims)
         )
-        if Capability.ACTIVATION in bits:  # judged in tests/backends/test_activation.py; its workspace is another
-            call.changed.append("activation")
-        else:
-            call.support = False
+        call.activated = Capability.ACTIVATION in bits
+        call.support = None if call.activated else False
 
     def on_addresses(self, case: Case, options: dict[str, Any], lent: tuple[int, int] | None) -> dict[str, Any]:
         arrays, problem = named(case), case.problem
@@ -202,7 +214,7 @@ class Maker:
         for name, descriptor in described.items():
             arguments |= {f"{name}_desc": descriptor, name: arrays[name].pointer}
         dtype = DataType.FLOAT64 if problem.dtype == DataType.FLOAT64 else DataType.FLOAT32
-        dims = rules.parameter_dims(problem.dims, problem.mode)
+        dims = parameter_dims(problem.dims, problem.mode)
         arguments["param_desc"] = TensorDescriptor(self.backend, dtype, dims)
         arguments |= {n: arrays[n].pointer if n in arrays else None for n in PARAMETERS[problem.operation]}
         return arguments | {"workspace": lent[0] if lent else 0, "workspace_size": lent[1] if lent else 0}
@@ -243,7 +255,7 @@ class Maker:
                 named = {"workspace": space.pointer, "workspace_size": space.nbytes}
                 arguments |= named if level == "addresses" else {"workspace": (space.pointer, space.nbytes)}
                 call.kept.append(space)
-        call.wrong = lambda c: elementwise_rules(self.handle, kind, names, c)
+        call.outputs = names[-1:]
         right = elementwise_right(kind, dict(zip(names, values, strict=True)), a, b, dtype)
         call.judge = lambda c, result: elementwise_judged(self.device, buffers[names[-1]], right, kind, self.backend)
         return call
@@ -260,7 +272,6 @@ class Maker:
             arguments |= {"alpha_param": problem.alpha_param, "beta_param": problem.beta_param}
         call = Call("workspace_size", "descriptors", self.handle.workspace_size, arguments)
         call.support = supported(self.backend, problem)
-        call.wrong = lambda c: size_rules(self.handle, c.arguments)
         call.judge = lambda c, result: expect(isinstance(result, int) and result >= 0, f"size {result!r}")
         return call
 
@@ -273,12 +284,8 @@ class Maker:
         call.support = self.backend == "cudnn" or (
             mode != Mode.SPATIAL_PERSISTENT and not (self.backend == "miopen" and dtype == DataType.FLOAT64)
         )
-        call.wrong = lambda c: [
-            *rules.descriptor("x_desc", c.arguments["x_desc"], self.backend),
-            *([] if rules.mode(c.arguments["mode"]) is not None else ["mode is none of the three"]),
-        ]
         wide = DataType.FLOAT64 if dtype == DataType.FLOAT64 else DataType.FLOAT32
-        wanted = wide, rules.parameter_dims(dims, mode)
+        wanted = wide, parameter_dims(dims, mode)
         call.judge = lambda c, result: expect((result.dtype, result.dims) == wanted, f"derived {result!r}")
         return call
 
@@ -288,7 +295,6 @@ class Maker:
         call = Call("TensorDescriptor", "descriptors", TensorDescriptor, {})
         call.arguments = {"backend": self.backend, "dtype": dtype, "dims": dims, "strides": strides}
         call.support = None if self.backend == "onednn" else True  # oneDNN has an ordering rule of its own
-        call.wrong = lambda c: descriptor_rules(c.arguments)
         call.judge = lambda c, result: expect(
             result.query() == (dtype, dims, strides), f"described as {result.query()}"
         )
@@ -319,132 +325,116 @@ class Maker:
         call.case, call.kept = case, [space]
         # Views and copies make more possible than one call of the vendor's; that nothing is lost is tested elsewhere.
         call.support = None
-        call.wrong = lambda c: operation_rules(self.handle, problem.operation, c.arguments)
+        call.outputs = OUTPUTS[problem.operation]
         call.judge = lambda c, result: judged(c.case)
         return call
 
     # -------- changes
 
     def change(self, call: Call, rng: np.random.Generator) -> None:
-        """Replace one argument, most often by one that must be refused."""
+        """Replace one argument by one that must be refused."""
         name = pick(rng, [n for n in call.arguments if n not in call.changed])
-        old = call.arguments[name]
-        new = self.replacement(call, name, old, rng)
-        if new is SAME:
-            return
-        call.arguments[name] = new
+        call.arguments[name] = made(pick(rng, self.replacements(call, name, call.arguments[name])))
         call.changed.append(name)
 
-    def replacement(self, call: Call, name: str, old: Any, rng: np.random.Generator) -> Any:
+    def replacements(self, call: Call, name: str, old: Any) -> Any:
         if name == "handle":
-            return pick(rng, (self.closed, None, "handle", 3, self.handle.pointer))
-        if name in ("mode",):
-            return made(pick(rng, (7, -1, None, "x", True, 2.5, object, [], 10**30, "SPATIAL", 1)))
-        if name in ("operation",):
-            return made(pick(rng, (99, None, "none", True, Operation.FILL, "DERIVE", Operation.RELU, object)))
-        if name == "backend":
-            return made(pick(rng, ("nothing", None, 3, b"cudnn", "", "\\ud800", object)))
-        if name == "axis":
-            return made(pick(rng, (9, -9, (1, 1), 1.5, "1", True, None, (0, object), 10**30)))
-        if name in ("running", "saved") and call.kind == "workspace_size":
-            return made(pick(rng, ("yes", 1, None, object)))
-        if name == "epsilon":
-            return made(pick(rng, [*BAD_NUMBERS, -1e-9, -1]))
-        if name == "exponential_average_factor":
-            return made(pick(rng, [*BAD_NUMBERS, -0.1, 1.1, -1e-300]))
-        if name in ("alpha", "beta", "alpha_param", "beta_param", "a", "b", "value"):
-            return made(pick(rng, [*BAD_NUMBERS, 7e4, 3.5e38]))
-        if name == "activation":
-            return made(pick(rng, (None, 4, -1, "tanh", True, 2.5, object, "none", "clamp")))
-        if name in ("activation_low", "activation_high"):
-            return made(pick(rng, [*BAD_NUMBERS, -2.0]))
-        if name == "workspace_size":
-            return made(pick(rng, (-1, 2**64, None, "0", True, 1.5, 8)))
-        if name == "workspace" and call.level == "addresses":
-            return made(pick(rng, (-1, 2**64, "w", True, 1.5, int(old or 0) + 4, object)))
+            return self.closed, None, "handle", 3, self.handle.pointer
+        if name in BAD:
+            return BAD[name]
         if name == "workspace":
-            start, size = old if isinstance(old, tuple) and len(old) == 2 else (64, 0)
-            overlapping = next(t.pointer for t in map(rules.tensor_of, call.arguments.values()) if t is not None)
-            return made(pick(rng, ((0, 64), (start, max(0, size - 1)), (start + 4, size), (-1, 5), (start, -1), "w",
-                                   (start, True), (start,), (start, 2**64), 3, (overlapping, max(size, 64)),
-                                   (2**64 - 64, 64), object)))  # fmt: skip
-        if name == "dtype":
-            return made(pick(rng, ("int8", None, 9, "f8", np.int32, True, object, np.dtype(">f4"))))
+            return self.other_workspaces(call, old)
         if name == "dims":
             lengths = (old[:1], (*old, 2, 2, 2, 2, 2, 2, 2), (), None, 3, "dims")
-            return pick(rng, (*lengths, *((first, *old[1:]) for first in (0, -1, 2**31, 1.5, True))))
+            return *lengths, *((first, *old[1:]) for first in (0, -1, 2**31, 1.5, True))
         if name == "strides":
-            at = int(rng.integers(len(old)))
-            swapped = [*old[:at], pick(rng, (0, -1, 2**31, 1, 1.5, None, old[at] // 2)), *old[at + 1 :]]
-            return made(pick(rng, (tuple(swapped), tuple(swapped), old[:-1], "strides", 3, (*old, 1))))
+            whole = old[:-1], "strides", 3, (*old, 1)
+            return *whole, *((first, *old[1:]) for first in (0, -1, 2**31, 1.5, None))
         if name.endswith("_desc"):
-            return self.other_descriptor(old, rng)
+            return self.other_descriptors(call, old)
+        absent = self.absent(call, name)
+        others = {n: v for n, v in call.arguments.items() if self.would_overlap(call, name, n)}
         if call.level == "addresses":
             # Other arrays of the call, of the same length: of a shorter one nobody could know that it is.
             alike = {n for names in (DATA, *PARAMETERS.values()) if name in names for n in names}
-            others = [v for n, v in call.arguments.items() if n != name and n in alike and v]
-            return made(pick(rng, (None, 0, -1, 2**64, "x", 1.5, True, int(old or 64) + 1, *others, object)))
-        return self.other_array(call, name, old, rng)
+            same = [v for n, v in others.items() if n in alike and v]
+            return *absent, *(0 for _ in absent), -1, 2**64, "x", 1.5, True, int(old or 64) + 1, *same, object
+        return *absent, *self.other_arrays(call, name, old, [v for v in others.values() if buffer_of(v)])
 
-    def other_descriptor(self, old: Any, rng: np.random.Generator) -> Any:
-        if not isinstance(old, TensorDescriptor):
-            return SAME
-        choice = int(rng.integers(6))
-        if choice < 3:
-            return (None, 3, self.closed_descriptor)[choice]
-        dims, dtype = old.dims, old.dtype  # never more memory than there is: a lone descriptor is believed
-        if choice == 3:
-            dims = (dims[0], dims[1] - 1, *dims[2:]) if dims[1] > 1 else (dims[0], 1)
-        elif choice == 4:
-            dtype = pick(rng, [d for d in DataType if d != dtype and d.itemsize <= dtype.itemsize] or [dtype])
-        else:
-            dims = (*dims, 1) if len(dims) < 8 else dims[:-1]
-        try:
-            return TensorDescriptor(self.backend, dtype, dims)
-        except pybnorm.UnsupportedError:
-            return None
+    def absent(self, call: Call, name: str) -> tuple[None, ...]:
+        """None where an argument is needed, as one of a pair is while there is the other one."""
+        pair = next((p for pairs in PAIRS.values() for p in pairs if name in p), ())
+        free = call.kind.startswith("operations.") and name in ("scale", "bias", "dx", "dscale", "dbias")
+        return () if free or set(pair) & set(call.changed) or call.arguments[name] is None else (None,)
 
-    def other_array(self, call: Call, name: str, old: Any, rng: np.random.Generator) -> Any:
-        tensor = rules.tensor_of(old)
-        if tensor is None or rng.random() < 0.15:
-            if self.device.device_type == 1 and rng.random() < 0.3:
-                return pick(rng, (np.zeros((2, 3), np.int32), np.zeros((2, 3), ">f4"), np.zeros((2, 3), np.complex64)))
-            return made(pick(rng, NO_ARRAYS))
-        device = self.device.device_type
-        old = Buffer(tensor.pointer, tensor.dims, tensor.strides, tensor.dtype, device, -1, True, old)
-        others = [v for n, v in call.arguments.items() if n != name and rules.tensor_of(v) is not None]
-        dims, strides = tensor.dims, tensor.strides
-        at = int(rng.integers(len(dims))) if dims else 0
-        smaller = next((i for i, d in enumerate(dims) if d > 1), None)
-        choices = [
-            old._replace(pointer=old.pointer + 1),
-            old._replace(pointer=0),
-            old._replace(pointer=-8),
-            old._replace(pointer=2**64 - 8),
-            old._replace(pointer=2**64),
-            old._replace(writable=False),
-            old._replace(device_type=2 if device != 2 else 1),
-            old._replace(device_type=device, device_id=7),
-            old._replace(dims=dims[:1], strides=strides[:1]),
-            old._replace(dims=(*dims, *(1,) * 8), strides=(*strides, *(1,) * 8)),
-            old._replace(dims=(*dims[:at], 0, *dims[at + 1 :])),
-            old._replace(dims=(*dims[:at], -1, *dims[at + 1 :])),
-            old._replace(dims=(*dims[:at], 2**31, *dims[at + 1 :])),
-            old._replace(dtype=DataType.FLOAT16 if old.dtype != DataType.FLOAT16 else DataType.BFLOAT16),
-            *others,
-        ]
-        if smaller is not None:
-            less = (*dims[:smaller], dims[smaller] - 1, *dims[smaller + 1 :])
-            choices.append(old._replace(dims=less))
-            choices += [
-                old._replace(strides=(*strides[:smaller], s, *strides[smaller + 1 :])) for s in (0, -1, 2**31, 10**30)
-            ]
-            if len([d for d in dims if d > 1]) > 1:
-                choices.append(old._replace(strides=(1,) * len(dims)))
-        return pick(rng, choices)
+    @staticmethod
+    def would_overlap(call: Call, name: str, other: str) -> bool:
+        """Whether an argument must not be another one's memory."""
+        if other == name or other in call.changed or other not in call.arguments or {name, other} in IN_PLACE:
+            return False
+        return name in call.outputs or other in call.outputs
+
+    def other_workspaces(self, call: Call, old: Any) -> Any:
+        if call.level == "addresses":
+            return -1, 2**64, "w", True, 1.5, object
+        start, size = old if isinstance(old, tuple) else (64, 0)
+        good = (buffer_of(v) for n, v in call.arguments.items() if n not in call.changed)
+        overlapping = next(buffer.pointer for buffer in good if buffer)
+        return ((0, 64), (-1, 5), (start, -1), "w", (start, True), (start,), (start, 2**64), 3, (2**64 - 64, 64),
+                (overlapping, max(size, 64)), object)  # fmt: skip
+
+    def other_descriptors(self, call: Call, old: Any) -> Any:
+        """No descriptors; and, where it must agree with others, one that describes no more memory than there is."""
+        others = [n for n in call.arguments if n.endswith("_desc")]
+        wrong: list[Any] = [None, 3, self.closed_descriptor]
+        if len(others) == 1 or set(others) & set(call.changed):
+            return wrong
+        dims = old.dims
+        smaller = [(old.dtype, (dims[0], max(1, dims[1] - 1), *dims[2:])), (old.dtype, (*dims, 1))]
+        smaller += [(d, dims) for d in DataType if d != old.dtype and d.itemsize <= old.dtype.itemsize]
+        for dtype, shape in smaller:
+            with contextlib.suppress(pybnorm.UnsupportedError):
+                wrong += [TensorDescriptor(self.backend, dtype, shape)] if shape != dims or dtype != old.dtype else []
+        return wrong
+
+    def other_arrays(self, call: Call, name: str, old: Any, others: list[Any]) -> list[Any]:
+        old = buffer_of(old)
+        if old is None:
+            return list(NO_ARRAYS)
+        dims, strides, device = old.dims, old.strides, self.device.device_type
+        data, alone = name in DATA, not any(n in DATA and n != name for n in call.arguments)
+        pointers = (old.pointer + 1, 0, -8, 2**64 - 8, 2**64)
+        choices = [*NO_ARRAYS, *others, *(old._replace(pointer=pointer) for pointer in pointers)]
+        choices += [np.zeros((2, 3), kind) for kind in (np.int32, ">f4", np.complex64) if device == 1]
+        choices += old._replace(device_type=2 if device != 2 else 1), old._replace(dims=dims[:1], strides=strides[:1])
+        if name in call.outputs:
+            choices.append(old._replace(writable=False))
+        if self.handle.device is not None:
+            choices.append(old._replace(device_id=7))
+        if data:
+            choices.append(old._replace(dims=(*dims, *(1,) * 8), strides=(*strides, *(1,) * 8)))
+        for at, length in enumerate(dims):
+            sizes = (-1, 2**31) if call.kind.startswith("operations.") else (0, -1, 2**31)
+            choices += [old._replace(dims=(*dims[:at], d, *dims[at + 1 :])) for d in sizes]
+            if length > 1:
+                choices += [
+                    old._replace(strides=(*strides[:at], s, *strides[at + 1 :])) for s in (0, -1, 2**31, 10**30)
+                ]
+        if sum(d > 1 for d in dims) > 1:
+            choices.append(old._replace(strides=(1,) * len(dims)))
+        held = data and not alone and not set(DATA) & set(call.changed)  # against data that are as they were
+        if held or not (data or call.kind.startswith("operations.")):
+            choices.append(old._replace(dtype=DataType.FLOAT16 if old.dtype != DataType.FLOAT16 else DataType.BFLOAT16))
+        return choices
 
 
-SAME = object()
+def buffer_of(value: Any) -> Buffer | None:
+    """What an array says of itself; None if it is none."""
+    return as_buffer(value, "x") if isinstance(value, np.ndarray) else value if isinstance(value, Buffer) else None
+
+
+def parameter_dims(dims: tuple[int, ...], bn_mode: Mode) -> tuple[int, ...]:
+    return tuple(d if i == 1 or (i > 1 and bn_mode == Mode.PER_ACTIVATION) else 1 for i, d in enumerate(dims))
 
 
 def pick(rng: np.random.Generator, choices: Any) -> Any:
@@ -551,286 +541,6 @@ def elementwise_support(
     if len(layouts) > 1 or Layout.STRIDED in layouts:
         return False
     return dtype in (DataType.FLOAT32, DataType.FLOAT16)
-
-
-# ---------------------------------------------------------------- rules of whole calls
-
-
-def batch_norm_rules(handle: Any, operation: Operation, arguments: dict[str, Any], need: int) -> list[str]:
-    """`Handle.forward_training`, `forward_inference` and `backward`."""
-    wrong: list[str] = []
-    tensors = {}
-    for name in DATA:
-        if name in arguments:
-            found, tensors[name] = rules.data(name, arguments[name], handle, name in OUTPUTS[operation])
-            wrong += found
-    bn_mode = rules.mode(arguments["mode"])
-    x = tensors["x"]
-    if bn_mode is None:
-        wrong.append("mode is none of the three")
-    wide = x is not None and x.dtype == DataType.FLOAT64
-    for name in SCALARS[operation]:
-        wrong += rules.scalar(name, arguments[name], wide)
-    wrong += rules.epsilon(arguments["epsilon"])
-    if operation == TRAIN:
-        wrong += rules.factor(arguments["exponential_average_factor"])
-    wrong += pairs(operation, arguments)
-    wrong += rules.activation(arguments, wide) or rules.activation_bias(arguments, operation == BACKWARD, (None,))
-    if wrong or x is None or bn_mode is None:
-        return wrong
-    for name, tensor in tensors.items():
-        if (tensor.dims, tensor.dtype) != (x.dims, x.dtype):
-            wrong.append(f"{name} is not like x")
-    dims = rules.parameter_dims(x.dims, bn_mode)
-    dtype = DataType.FLOAT64 if wide else DataType.FLOAT32
-    for name in with_bias(operation, arguments):
-        if arguments.get(name) is None and any(name in pair for pair in PAIRS[operation]):
-            continue
-        found, tensor = rules.param(name, arguments[name], handle, dims, {dtype}, name in OUTPUTS[operation])
-        wrong += found
-        if tensor is not None:
-            tensors[name] = tensor
-    m = int(np.prod(x.dims)) // int(np.prod(dims))
-    if operation == TRAIN and arguments.get("running_mean") is not None and m == 1:
-        wrong.append("one element per statistic with running statistics")
-    if wrong:
-        return wrong
-    found, lent = rules.space(arguments["workspace"], need, handle.library.device_type == 1)
-    if found:
-        return found
-    outputs = {n: t for n, t in tensors.items() if n in OUTPUTS[operation]}
-    inputs = {n: t for n, t in tensors.items() if n not in outputs}
-    return rules.sharing(outputs | ({"workspace": lent} if lent else {}), inputs)
-
-
-def with_bias(operation: Operation, arguments: dict[str, Any]) -> tuple[str, ...]:
-    """The parameters of a call; backward has a bias with an activation."""
-    bias = arguments.get("bias")
-    given = operation == BACKWARD and bias is not None and not (type(bias) is int and bias == 0)
-    return (*PARAMETERS[operation], *(("bias",) if given else ()))
-
-
-def pairs(operation: Operation, arguments: dict[str, Any], null: tuple[Any, ...] = (None,)) -> list[str]:
-    def absent(name: str) -> bool:
-        value = arguments.get(name)
-        return any(value is n or (n is not None and type(value) is type(n) and value == n) for n in null)
-
-    return [f"of {a} and {b} one is given" for a, b in PAIRS[operation] if absent(a) != absent(b)]
-
-
-def address_rules(handle: Any, operation: Operation, arguments: dict[str, Any], need: int) -> list[str]:
-    """The calls on addresses."""
-    if arguments["handle"] is not handle:
-        return ["handle is no open handle"]
-    wrong: list[str] = []
-    names = [n for n in DATA if n in arguments]
-    for name in (*names, "param"):
-        wrong += rules.descriptor(f"{name}_desc", arguments[f"{name}_desc"], handle.backend)
-    bn_mode = rules.mode(arguments["mode"])
-    if bn_mode is None:
-        wrong.append("mode is none of the three")
-    if wrong:
-        return wrong
-    described = {n: arguments[f"{n}_desc"] for n in names}
-    x, parameter = described["x"], arguments["param_desc"]
-    wide = x.dtype == DataType.FLOAT64
-    for name in SCALARS[operation]:
-        wrong += rules.scalar(name, arguments[name], wide)
-    wrong += rules.epsilon(arguments["epsilon"])
-    if operation == TRAIN:
-        wrong += rules.factor(arguments["exponential_average_factor"])
-    wrong += pairs(operation, arguments, (None, 0))
-    wrong += rules.activation(arguments, wide) or rules.activation_bias(arguments, operation == BACKWARD, (None, 0))
-    for name, descriptor in described.items():
-        if (descriptor.dims, descriptor.dtype) != (x.dims, x.dtype):
-            wrong.append(f"{name}_desc is not like x's")
-    dims = rules.parameter_dims(x.dims, bn_mode)
-    if parameter.dims != dims or parameter.dtype != (DataType.FLOAT64 if wide else DataType.FLOAT32):
-        wrong.append("param_desc is not the derived one")
-    if parameter.strides != rules_packed(parameter.dims):
-        wrong.append("param_desc is not packed")
-    tensors = {}
-    for name in (*names, *with_bias(operation, arguments)):
-        value = arguments[name]
-        if any(name in pair for pair in PAIRS[operation]) and (value is None or (value == 0 and type(value) is int)):
-            continue
-        descriptor = described.get(name, parameter)
-        found = rules.address(name, value, rules.ITEM[descriptor.dtype])
-        wrong += found
-        if not found:
-            tensors[name] = rules.Tensor(descriptor.dims, descriptor.strides, descriptor.dtype, int(value))
-    m = int(np.prod(x.dims)) // int(np.prod(dims))
-    if operation == TRAIN and arguments.get("running_mean") and m == 1:
-        wrong.append("one element per statistic with running statistics")
-    if wrong:
-        return wrong
-    start, size = arguments["workspace"], arguments["workspace_size"]
-    found, lent = rules.space((start, size), need, False)
-    if size is None or found:
-        return found or ["workspace_size is no number"]
-    outputs = {n: t for n, t in tensors.items() if n in OUTPUTS[operation]}
-    inputs = {n: t for n, t in tensors.items() if n not in outputs}
-    return rules.sharing(outputs | ({"workspace": lent} if lent else {}), inputs)
-
-
-def rules_packed(dims: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(int(np.prod(dims[i + 1 :])) for i in range(len(dims)))
-
-
-def elementwise_rules(handle: Any, kind: str, names: tuple[str, ...], call: Call) -> list[str]:
-    arguments, wrong, tensors = call.arguments, [], {}
-    if call.level == "addresses" and arguments["handle"] is not handle:
-        return ["handle is no open handle"]
-    for name in names:
-        if call.level == "arrays":
-            found, tensors[name] = rules.data(name, arguments[name], handle, name == names[-1])
-            wrong += found
-            continue
-        descriptor = arguments[f"{name}_desc"]
-        found = rules.descriptor(f"{name}_desc", descriptor, handle.backend)
-        wrong += found
-        if not found:
-            found = rules.address(name, arguments[name], rules.ITEM[descriptor.dtype])
-            wrong += found
-            start = 0 if found else int(arguments[name])
-            tensors[name] = rules.Tensor(descriptor.dims, descriptor.strides, descriptor.dtype, start)
-    if wrong:
-        return wrong
-    first = tensors[names[0]]
-    wrong += [f"{n} is not like x" for n, t in tensors.items() if (t.dims, t.dtype) != (first.dims, first.dtype)]
-    wide = first.dtype == DataType.FLOAT64
-    for name in ("a", "b"):
-        if name in arguments:
-            wrong += rules.scalar(name, arguments[name], wide)
-    if kind == "fill":
-        number = rules.numbers_of(arguments["value"])
-        largest = {DataType.FLOAT16: 65504.0, DataType.BFLOAT16: 255 * 2.0**120}.get(first.dtype, rules.FLOAT32_MAX)
-        if number is None or not np.isfinite(number) or (not wide and abs(number) > largest):
-            wrong.append("value is no number of the type")
-    if wrong:
-        return wrong
-    outputs = {names[-1]: tensors[names[-1]]}
-    if kind == "axpby":
-        found, lent = axpby_space(handle, tensors, call)
-        if found:
-            return found
-        outputs |= {"workspace": lent} if lent else {}
-    return rules.sharing(outputs, {n: t for n, t in tensors.items() if n != names[-1]})
-
-
-def axpby_space(handle: Any, tensors: dict[str, Any], call: Call) -> tuple[list[str], Any]:
-    """Whether the workspace is one that the call may have."""
-    described = [TensorDescriptor(handle.backend, t.dtype, t.dims, t.strides) for t in tensors.values()]
-    factors = {"alpha": call.arguments["a"], "beta": call.arguments["b"]}
-    try:
-        need = handle.workspace_size("axpby", described[0], y_desc=described[1], **factors)
-    except pybnorm.UnsupportedError:
-        need = 0
-    cpu = handle.library.device_type == 1
-    if call.level == "arrays":
-        return rules.space(call.arguments.get("workspace"), need, cpu)
-    return rules.space((call.arguments.get("workspace", 0), call.arguments.get("workspace_size", 0)), need, False)
-
-
-def size_rules(handle: Any, arguments: dict[str, Any]) -> list[str]:
-    wrong = rules.descriptor("x_desc", arguments["x_desc"], handle.backend)
-    operation = rules.operation(arguments["operation"])
-    if operation not in (TRAIN, INFER, BACKWARD, Operation.AXPBY):
-        wrong.append("operation has no workspace")
-    wrong += [f"{n} is no bool" for n in ("running", "saved") if not isinstance(arguments[n], bool)]
-    if wrong:
-        return wrong
-    wide = arguments["x_desc"].dtype == DataType.FLOAT64
-    wrong += [] if rules.mode(arguments["mode"]) is not None else ["mode is none of the three"]
-    for name in ("alpha", "beta", "alpha_param", "beta_param"):
-        if name in arguments and (name in ("alpha", "beta") or operation == BACKWARD):
-            wrong += rules.scalar(name, arguments[name], wide)
-    return wrong + rules.epsilon(arguments["epsilon"])
-
-
-def descriptor_rules(arguments: dict[str, Any]) -> list[str]:
-    dims, strides = arguments["dims"], arguments["strides"]
-    wrong = []
-    if arguments["backend"] not in pybnorm.backends():
-        wrong.append("backend is none of the three")
-    if not isinstance(arguments["dtype"], (DataType, str)) or arguments["dtype"] not in (
-        *DataType, "f32", "f64", "f16", "bf16",
-    ):  # fmt: skip
-        wrong.append("dtype is none of the four")
-    for name, value in (("dims", dims), ("strides", strides)):
-        if not isinstance(value, tuple) or any(type(v) is not int for v in value):
-            wrong.append(f"{name} is no sequence of integers")
-    return wrong or rules.sizes("dims", dims) or rules.steps("strides", dims, strides, False)
-
-
-def operation_rules(handle: Any, operation: Operation, arguments: dict[str, Any]) -> list[str]:
-    """The operations of the array level: parameters may be narrower, x of any rank, axes any."""
-    if arguments["handle"] is not handle:
-        return ["handle is no open handle"]
-    axis = arguments["axis"]
-    given = axis if isinstance(axis, tuple) else (axis,)
-    if any(type(a) is not int for a in given):
-        return ["axis is no integer"]
-    wrong: list[str] = []
-    tensors = {}
-    outputs = OUTPUTS[operation]
-    if operation == BACKWARD and all(arguments[n] is None for n in outputs):
-        return ["no output is asked for"]
-    for name in DATA:
-        if name in arguments and not (name == "dx" and arguments[name] is None):
-            tensor = rules.tensor_of(arguments[name])
-            if tensor is None:
-                return [f"{name} is not an array of the four types"]
-            wrong += rules.memory(name, tensor, handle, name in outputs)
-            if not 1 <= len(tensor.dims) <= 8 or any(d < 0 or d > rules.INT_MAX for d in tensor.dims):
-                wrong.append(f"{name} has no allowed shape")
-            elif 0 in tensor.dims:
-                raise Unsure
-            else:
-                wrong += rules.steps(name, tensor.dims, tensor.strides, True)
-            tensors[name] = tensor
-    if wrong:
-        return wrong
-    x = tensors["x"]
-    rank = len(x.dims)
-    if any(not -rank <= a < rank for a in given) or len({a % rank for a in given}) != len(given):
-        wrong.append("axis is out of range, or twice")
-    wide = x.dtype == DataType.FLOAT64
-    for name in SCALARS[operation]:
-        wrong += rules.scalar(name, arguments[name], wide)
-    wrong += rules.epsilon(arguments["epsilon"])
-    if operation == TRAIN:
-        wrong += rules.factor(arguments["exponential_average_factor"])
-    wrong += pairs(operation, arguments)
-    wrong += [f"{n} is not like x" for n, t in tensors.items() if (t.dims, t.dtype) != (x.dims, x.dtype)]
-    if wrong:
-        return wrong
-    kept = {a % rank for a in given}
-    dims = tuple(d if a in kept else 1 for a, d in enumerate(x.dims))
-    allowed = {DataType.FLOAT64} if wide else {DataType.FLOAT32, DataType.FLOAT16, DataType.BFLOAT16}
-    optional = {name for pair in PAIRS[operation] for name in pair}
-    names = [n for n in arguments if n in PARAMETERS[operation]]
-    for name in names:
-        if arguments[name] is None and (name in optional or name in ("scale", "bias", "dscale", "dbias")):
-            continue
-        found, tensor = rules.param(name, arguments[name], handle, dims, allowed, name in outputs)
-        wrong += found
-        if tensor is not None:
-            tensors[name] = tensor
-    m = int(np.prod(x.dims)) // int(np.prod(dims))
-    if operation == TRAIN and arguments.get("running_mean") is not None and m == 1:
-        wrong.append("one element per statistic with running statistics")
-    if wrong:
-        return wrong
-    need = 0 if arguments["workspace"] is None else 1
-    found, lent = rules.space(arguments["workspace"], need and 1, True)
-    if found or need:
-        if found and not isinstance(arguments["workspace"], tuple):
-            return found
-        raise Unsure  # how much is needed is asked, not written down here
-    written = {n: t for n, t in tensors.items() if n in outputs}
-    read = {n: t for n, t in tensors.items() if n not in outputs}
-    return rules.sharing(written | ({"workspace": lent} if lent else {}), read)
 
 
 # ---------------------------------------------------------------- results

@@ -23,7 +23,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fuzz_calls import Call, Maker
-from fuzz_rules import Unsure
 
 import pybnorm
 from pybnorm import devices
@@ -52,40 +51,28 @@ class Launches:
 
 def perform(call: Call, launches: Launches) -> str:
     """Make the call; what became of it, in a word or two. AssertionError: something is wrong."""
-    try:
-        wrong = call.wrong(call)
-    except Unsure:
-        wrong = None
     launched = launches()
     try:
         result = call.call(**call.arguments)
     except pybnorm.UnsupportedError as error:
         assert error.text, "refused without a reason"
         untouched(call, launches() - launched)
-        assert wrong or call.support is not True or call.changed, f"refused: {error.text}"
-        return "unsupported, and bad" if wrong else "unsupported"
+        assert call.changed or call.support is not True, f"refused: {error.text}"
+        return "unsupported, and bad" if call.changed else "unsupported"
     except pybnorm.ArgumentError as error:
         assert error.argument, "no argument is named"
         assert error.allowed, "what is allowed is not said"
         untouched(call, launches() - launched)
-        if isinstance(error, WorkspaceError) and call.changed:  # whose size was that of the call before the change
-            return "refused" if wrong else "refused, either way"
-        assert wrong is None or wrong, f"a good call was refused: {error}"
-        return "refused" if wrong else "refused, either way"
+        assert call.changed or (call.activated and isinstance(error, WorkspaceError)), f"good, but refused: {error}"
+        return "refused" if call.changed else "refused, its workspace"
     except pybnorm.VendorError as error:
-        if wrong:
-            raise AssertionError(
-                f"bad ({'; '.join(wrong)}) and let through to {type(error).__name__}: {error}"
-            ) from None
-        raise AssertionError(f"the vendor failed: {error}") from None
-    assert not wrong, f"bad and accepted: {'; '.join(wrong or ())}"
-    if wrong is None:
-        return "accepted, either way"
-    if call.changed:
-        if call.case is not None:
-            call.case.device.synchronize()
-        return "accepted, changed but good"
+        what = "bad and let through" if call.changed else "the vendor failed"
+        raise AssertionError(f"{what}: {type(error).__name__}: {error}") from None
+    assert not call.changed, "bad and accepted"
     assert call.support is not False, "accepted although this backend must refuse it"
+    if call.activated:
+        call.case.device.synchronize()
+        return "accepted, with an activation"
     return call.judge(call, result)
 
 
@@ -123,7 +110,7 @@ def main() -> None:
     journal = os.open(options.journal, os.O_WRONLY | os.O_CREAT, 0o644) if options.journal else None
     became: collections.Counter[str] = collections.Counter()
     kinds: collections.Counter[str] = collections.Counter()
-    reasons: collections.Counter[str] = collections.Counter()
+    changed: collections.Counter[str] = collections.Counter()
     failures = []
     start = time.monotonic()
     for index in range(options.first, options.first + options.count):
@@ -133,8 +120,6 @@ def main() -> None:
         try:
             call = maker.make(index)
             became[perform(call, launches)] += 1
-            with contextlib.suppress(Unsure):
-                reasons.update(call.wrong(call))
         except Exception as error:
             text = str(error) if isinstance(error, AssertionError) else traceback.format_exc()
             failures.append({"index": index, "call": str(call), "what": text})
@@ -142,6 +127,7 @@ def main() -> None:
                 break
         if call is not None:
             kinds[f"{call.kind} on {call.level}"] += 1
+            changed.update(f"{call.kind} on {call.level}: {name}" for name in call.changed)
     report = {
         "made": sum(kinds.values()),
         "seconds": round(time.monotonic() - start, 1),
@@ -149,7 +135,7 @@ def main() -> None:
         "without_device": handle is None,
         "became": dict(became),
         "kinds": dict(kinds),
-        "reasons": dict(reasons),
+        "changed": dict(changed),
         "failures": failures,
     }
     print(json.dumps(report))

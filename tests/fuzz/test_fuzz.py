@@ -1,6 +1,6 @@
 """Random calls of the public API: no crash, every bad one refused by us, every good one right or a known defect.
 
-PYBNORM_FUZZ_CALLS (default 1500) calls are made per backend, in child processes of at most 2,500, as many at once as
+PYBNORM_FUZZ_CALLS (default 1000) calls are made per backend, in child processes of at most 2,500, as many at once as
 there are processors; PYBNORM_FUZZ_SEED is what they are made from. A failure names the call and the command that makes
 it again.
 """
@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 WORKER = Path(__file__).with_name("fuzz_worker.py")
-CALLS = int(os.environ.get("PYBNORM_FUZZ_CALLS", "1500"))
+CALLS = int(os.environ.get("PYBNORM_FUZZ_CALLS", "1000"))
 SEED = int(os.environ.get("PYBNORM_FUZZ_SEED", "20261120"))
-CHUNK = 2500
+CHUNK = min(2500, -(-CALLS // (os.cpu_count() or 1)))
 
 
 def run(backend, first, count, journal):
@@ -44,7 +44,7 @@ def run(backend, first, count, journal):
 @pytest.mark.slow
 @pytest.mark.parametrize("calls", [CALLS])
 def test_random_calls(backend, calls, tmp_path, capsys):
-    totals = {"became": collections.Counter(), "kinds": collections.Counter(), "reasons": collections.Counter()}
+    totals = {"became": collections.Counter(), "kinds": collections.Counter(), "changed": collections.Counter()}
     made, seconds, failures, without_device = 0, 0.0, [], False
     chunks = [(first, min(CHUNK, calls - first)) for first in range(0, calls, CHUNK)]
     with concurrent.futures.ThreadPoolExecutor(min(len(chunks), os.cpu_count() or 1)) as pool:
@@ -65,14 +65,12 @@ def test_random_calls(backend, calls, tmp_path, capsys):
         return
     became, kinds = totals["became"], totals["kinds"]
     good = sum(n for word, n in became.items() if word in ("right", "warned") or word.startswith("known"))
-    bad = became["refused"] + became["unsupported, and bad"]
     assert good > calls / 10, became
-    assert bad > calls / 4, became
-    assert became["refused, either way"] + became["accepted, either way"] < calls / 10, became
+    assert became["refused"] + became["unsupported, and bad"] > calls / 4, became
     if without_device:
         return
     assert len(kinds) == 3 * 2 + 4 * 2 + 3 + 3, kinds  # batch norm, elementwise, queries, operations
-    assert len(totals["reasons"]) > 80, totals["reasons"]
+    assert len(totals["changed"]) > 150, totals["changed"]
 
 
 @pytest.mark.slow
