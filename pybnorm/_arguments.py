@@ -582,7 +582,8 @@ def parameter_dims(
         if len(derived) > 2 and len(shape) == 1 and derived.count(1) >= len(derived) - 1:
             last = ", ".join(map(str, (0, len(derived) - 1, *range(1, len(derived) - 1))))
             channels = math.prod(derived)
-            allowed += f": x has {channels} channels, on axis 1. Of channels-last memory pass x.transpose({last})"
+            allowed = f"shape ({channels},): x has {channels} channels, on axis 1. Where they are last, pass "
+            allowed += f"x.transpose({last})"
         raise ArgumentError(argument, f"shape {shape}", allowed)
     if steps is not None and not is_packed_vector(shape, steps):
         raise ArgumentError(argument, f"strides {steps}", "a contiguous array")

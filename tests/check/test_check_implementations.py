@@ -314,15 +314,9 @@ def test_a_case_that_could_not_have_failed_is_mistrusted():
         ({}, "outputs: got none named y, allowed: all of y"),
         ({"y": 0, "z": 1}, "outputs: got z, allowed: y, and no others"),
         (7, "outputs: got int, allowed: a dict of names and arrays"),
-        ({"y": [1.0]}, "outputs['y']: got what is of type list, not an array, allowed: float32, 2x3x4"),
-        (
-            {"y": np.zeros((2, 3, 4))},
-            "outputs['y']: got what is of dtype float64, not float32, allowed: float32, 2x3x4",
-        ),
-        (
-            {"y": np.zeros((2, 12), "f4")},
-            "outputs['y']: got what has the shape 2x12, not 2x3x4, allowed: float32, 2x3x4",
-        ),
+        ({"y": [1.0]}, "outputs['y']: got type list, allowed: float32, 2x3x4"),
+        ({"y": np.zeros((2, 3, 4))}, "outputs['y']: got dtype float64, allowed: float32, 2x3x4"),
+        ({"y": np.zeros((2, 12), "f4")}, "outputs['y']: got shape 2x12, allowed: float32, 2x3x4"),
     ],
 )
 def test_outputs_that_are_not_the_case_are_named(outputs, text):

@@ -459,5 +459,6 @@ def test_a_dtype_that_says_nothing():
 
 
 def test_a_vector_of_another_length_is_told_of_channels_last_memory():
-    with pytest.raises(pybnorm.ArgumentError, match=r"x has 32 channels, on axis 1.*x\.transpose\(0, 3, 1, 2\)"):
+    told = r"allowed: shape \(32,\): x has 32 channels, on axis 1. Where .* x\.transpose\(0, 3, 1, 2\)"
+    with pytest.raises(pybnorm.ArgumentError, match=told):
         arguments.parameter_dims("scale", (64,), None, (1, 32, 1, 1))

@@ -170,7 +170,8 @@ def _array(problem: Problem, tensor: calls.Tensor, value: Any) -> Array:
     argument = f"outputs[{tensor.name!r}]"
     if wrong := mismatch(tensor, dims, dtype.name.lower(), value):
         kind = ArgumentTypeError if " of type " in wrong else ArgumentError
-        raise kind(argument, f"what {wrong}", f"{dtype.name.lower()}, {'x'.join(map(str, dims))}")
+        got = wrong.partition(", not ")[0].removeprefix("is of ").removeprefix("has the ")
+        raise kind(argument, got, f"{dtype.name.lower()}, {'x'.join(map(str, dims))}")
     return as_numpy(argument, value).astype(numpy_dtype(dtype), copy=False).reshape(dims)
 
 
