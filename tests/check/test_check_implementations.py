@@ -89,6 +89,7 @@ def test_a_method_gets_the_cases_that_its_signature_says_it_can_do(line, reason)
     [
         ("Right", ""),
         ("Planned", "running_variance wrong in a call after it of another shape: train,spatial,f32,nchw,2x3x5x5"),
+        ("OfThread", "running_variance wrong in a call beside it on a second thread: train,spatial,f32,nchw,2x3x5x5"),
         ("Overlapping", "y that a call returned changed in calls of another shape and thread"),
     ],
 )

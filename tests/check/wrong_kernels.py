@@ -118,6 +118,13 @@ class Shared(Right):
         return x
 
 
+class OfThread(Right):
+    """Has a table that its first thread alone fills."""
+
+    def used(self, x):
+        return x if threading.current_thread() is threading.main_thread() else x * np.float32(1.5)
+
+
 class Overlapping(Right):
     """Returns y in memory that overlaps that of the call before it."""
 

@@ -200,8 +200,8 @@ class Neighbour:
 
     The first case of each operation, mode, dtype and layout that a process runs on an implementation has a neighbour.
     It is called between the case's two equal calls, and judged: it is wrong where the kernel still has the first one's
-    state. Then it is called again and again on another thread while the second equal call runs, which is wrong where
-    both share memory. Arrays that the first call returned must be what they were. Any other case has none.
+    state. Then it is called again and again on another thread while the second equal call runs; either is wrong
+    where both share memory. Arrays that the first call returned must be what they were. Any other case has none.
     """
 
     def __init__(self, problem: Problem, session: Session) -> None:
@@ -233,32 +233,39 @@ class Neighbour:
         except Exception:  # what it cannot do is said where it is a case
             yield
             return
-        verdicts = judge_call(expect(problem, inputs), outputs)
-        wrong = [name for name, verdict in verdicts.items() if verdict.status == Status.FAIL]
-        if wrong:
-            self.damage.append(f"{', '.join(wrong)} wrong in a call after it of another shape: {problem}")
+        expected = expect(problem, inputs)
+
+        def look(outputs: dict[str, Array], when: str) -> None:
+            verdicts = judge_call(expected, outputs).items()
+            if wrong := [name for name, verdict in verdicts if verdict.status == Status.FAIL]:
+                self.damage.append(f"{', '.join(wrong)} wrong in a call {when}: {problem}")
+
+        look(outputs, "after it of another shape")
         done, raised = threading.Event(), []
+        others: list[dict[str, Array]] = []
 
         def call() -> None:
             try:
                 for number in itertools.count():
                     if number >= _FEWEST and done.is_set():
                         return
-                    execute(problem, inputs, self._session)
+                    found = execute(problem, inputs, self._session).outputs
+                    if not others and not all(same_bits(found[name], outputs[name]) for name in outputs):
+                        others.append(found)
             except Exception as error:
                 raised.append(error)
 
-        thread = (
-            threading.Thread(target=call, name="pybnorm neighbour") if self._session.device.device_type == CPU else None
-        )
-        if thread:
+        thread = threading.Thread(target=call, name="pybnorm neighbour")
+        if on_cpu := self._session.device.device_type == CPU:
             thread.start()
         try:
             yield
         finally:
             done.set()
-            if thread:
+            if on_cpu:
                 thread.join()
+        for found in others:
+            look(found, "beside it on a second thread")
         if raised:
             self.damage.append(f"a call on a second thread raised {type(raised[0]).__name__}: {raised[0]}")
         for name, value in returned.items():
