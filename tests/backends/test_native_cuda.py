@@ -2,6 +2,7 @@
 
 import ctypes
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import pybnorm
 
 SOURCES = Path(__file__).parents[2] / "pybnorm" / "backends" / "native"
+SOURCE_FILES = re.findall(r'SOURCE\("(.+?)"\)', (SOURCES / "cuda.c").read_text())
 ROWS, COLUMNS = ("rows", "row_sums", "row_apply"), ("tiles", "column_sums", "column_apply")
 ARCHITECTURES = (75, 80, 86, 90, 120)
 
@@ -39,13 +41,11 @@ def nvrtc():
 
 
 def compiled(nvrtc, name, values, architecture):
-    source, header = ((SOURCES / file).read_bytes() for file in ("kernels.cuh", "arguments.h"))
+    source = b"".join((SOURCES / file).read_bytes() for file in SOURCE_FILES)
     options = ["-w", "--std=c++17", f"--gpu-architecture=sm_{architecture}", f"-DKERNEL_{name}=1"]
     options += [f"-D{key}={int(value)}" for key, value in values.items()]
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
-    one = ctypes.c_char_p * 1
-    headers, names = one(header), one(b"arguments.h")
-    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"kernels.cuh", 1, headers, names) == 0
+    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"kernels.cuh", 0, None, None) == 0
     given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     status = nvrtc.nvrtcCompileProgram(program, len(options), given)
     nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_native_cuda import SOURCES, instances
+from test_native_cuda import SOURCE_FILES, SOURCES, instances
 
 import pybnorm
 from pybnorm import devices, functional
@@ -36,7 +36,8 @@ def test_every_kernel_compiles_for_amd(tmp_path):
         pytest.skip("clang, or HIP's headers, are not here")
     turn, seen = itertools.cycle(ARCHITECTURES), {}
     source = tmp_path / "kernel.hip"
-    source.write_text(f'#define index number_of\n#include "{SOURCES / "kernels.cuh"}"\n')  # <strings.h> has an index()
+    files = "".join(f'#include "{SOURCES / file}"\n' for file in SOURCE_FILES)
+    source.write_text(f"#define index number_of\n{files}")  # <strings.h> has an index()
     for name, values in list(instances())[::7]:
         options = [f"-DKERNEL_{name}=1", *(f"-D{key}={int(value)}" for key, value in values.items())]
         command = [COMPILERS[-1], f"--offload-arch={next(turn)}", *AMD, *options, "-S", str(source), "-o", "-"]

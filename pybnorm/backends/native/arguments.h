@@ -1,4 +1,4 @@
-/* What a launch is given; gpu.c fills it, kernels.cuh reads it. Included by both, so only C's own types are here. */
+/* What a launch is given; gpu.c fills it, a kernel reads it. Both sources have it, so only C's own types are here. */
 #ifndef PYBNORM_NATIVE_ARGUMENTS_H
 #define PYBNORM_NATIVE_ARGUMENTS_H
 

@@ -269,11 +269,11 @@ static int start(const gpu *g, void *stream, const launch *l, void **parameters)
 
 /* ------------------------------------------------------------------ the backend */
 
-#define EMBED(name, file)                                                                                              \
-    __asm__(".pushsection .rodata\n.globl " #name "\n.hidden " #name "\n" #name ": .incbin \"" file                   \
-            "\"\n.byte 0\n.popsection\n");
-EMBED(pbn_native_arguments, "pybnorm/backends/native/arguments.h")
-EMBED(pbn_native_kernels, "pybnorm/backends/native/kernels.cuh")
+/* The kernels' source: these files, one after another. */
+#define SOURCE(file) ".ascii \"#line 1 \\\"" file "\\\"\\n\"\n.incbin \"pybnorm/backends/native/" file "\"\n"
+__asm__(".pushsection .rodata\n.globl pbn_native_kernels\n.hidden pbn_native_kernels\npbn_native_kernels:\n"
+        SOURCE("arguments.h") SOURCE("kernels.cuh") SOURCE("rows.cuh") SOURCE("columns.cuh") SOURCE("channels.cuh")
+        ".byte 0\n.popsection\n");
 
 #include "gpu.c"
 

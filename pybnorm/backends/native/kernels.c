@@ -3,7 +3,6 @@
 #include <sys/stat.h>
 
 /* The kernels' source, of this very build; compiled at run time for the device at hand. cuda.c has it in it. */
-extern const char pbn_native_arguments[] __attribute__((visibility("hidden")));
 extern const char pbn_native_kernels[] __attribute__((visibility("hidden")));
 
 static pthread_mutex_t kernels_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -135,10 +134,9 @@ static void make_options(options *o, const instance *of, const gpu *g) {
 }
 
 static int compile(const options *o, char **image, size_t *size) {
-    const char *const headers[] = {pbn_native_arguments}, *const names[] = {"arguments.h"};
     void *program = NULL;
     size_t length = 0;
-    int status = RTC(CreateProgram)(&program, pbn_native_kernels, "kernels.cuh", 1, headers, names);
+    int status = RTC(CreateProgram)(&program, pbn_native_kernels, "kernels.cuh", 0, NULL, NULL);
     *image = NULL;
     if (status == 0)
         status = RTC(CompileProgram)(program, o->count, o->list);
@@ -175,7 +173,6 @@ static uint64_t digest_of(uint64_t digest, const char *bytes, size_t size) { /* 
 
 static uint64_t digest_of_options(const options *o) {
     uint64_t digest = digest_of(0xcbf29ce484222325u, (const char *)rtc.version, sizeof rtc.version);
-    digest = digest_of(digest, pbn_native_arguments, strlen(pbn_native_arguments));
     digest = digest_of(digest, pbn_native_kernels, strlen(pbn_native_kernels));
     for (int i = 0; i < o->count; i++)
         digest = digest_of(digest, o->list[i], strlen(o->list[i]) + 1);
