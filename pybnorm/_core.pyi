@@ -9,6 +9,13 @@ from pybnorm._words import ActivationWord, AlgorithmWord, BackendWord, LayoutWor
 from pybnorm.defects import Call, Defect
 from pybnorm.enums import Activation, Capability, DataType, Layout, Mode, Operation
 
+_Backend = BackendWord | str
+_Mode = Mode | int | ModeWord
+_Operation = Operation | int | OperationWord
+_Activation = Activation | int | ActivationWord
+_Algorithm = AlgorithmWord | str
+_Policy = Literal["warn", "avoid", "avoid_all", "error", "ignore"]
+
 class Library(NamedTuple):
     """A loaded vendor library."""
 
@@ -23,32 +30,28 @@ class Library(NamedTuple):
 def backends() -> tuple[str, ...]:
     """Names of all backends, loaded or not: those of this build, then those of other distributions."""
 
-def search_spec(backend: BackendWord | str) -> LibrarySpec:
+def search_spec(backend: _Backend) -> LibrarySpec:
     """Say where a backend's library is looked for."""
 
 def describe(array: Any, argument: str) -> tuple[bytes | tuple[Any, ...], int]:
     """The part of a plan's key that an array makes, and the address of the array."""
 
-def device_types(backend: BackendWord | str) -> tuple[int, ...]:
+def device_types(backend: _Backend) -> tuple[int, ...]:
     """DLPack device types of the memory that a backend's calls reach; its device's own comes first."""
 
-def loaded(backend: BackendWord | str) -> Library | None:
+def loaded(backend: _Backend) -> Library | None:
     """The libraries that `load` has loaded in this process."""
 
-def load(backend: BackendWord | str, path: str | bytes | PathLike[str] | None = None) -> Library:
+def load(backend: _Backend, path: str | bytes | PathLike[str] | None = None) -> Library:
     """Load a backend's vendor library, once per process."""
 
-def has_symbol(backend: BackendWord | str, name: str) -> bool | None:
+def has_symbol(backend: _Backend, name: str) -> bool | None:
     """Say whether the loaded library has an optional symbol."""
 
 def capability(
-    backend: BackendWord | str,
-    operation: Operation | int | OperationWord,
-    mode: Mode | int | ModeWord,
-    dtype: object,
-    layout: Layout | int | LayoutWord,
+    backend: _Backend, operation: _Operation, mode: _Mode, dtype: object, layout: Layout | int | LayoutWord,
     rank: int | Sequence[int],
-) -> tuple[Capability, str]:
+) -> tuple[Capability, str]:  # fmt: skip
     """Say whether and how a backend computes one combination."""
 
 class TensorDescriptor:
@@ -59,9 +62,9 @@ class TensorDescriptor:
     dims: tuple[int, ...]
     strides: tuple[int, ...]
     layout: Layout
-    def __init__(self, backend: BackendWord | str, dtype: object, dims: object, strides: object = None) -> None: ...
+    def __init__(self, backend: _Backend, dtype: object, dims: object, strides: object = None) -> None: ...
     @staticmethod
-    def from_pointer(backend: BackendWord | str, pointer: SupportsIndex) -> TensorDescriptor:
+    def from_pointer(backend: _Backend, pointer: SupportsIndex) -> TensorDescriptor:
         """Wrap a vendor's descriptor that somebody else owns."""
     def query(self) -> tuple[DataType, tuple[int, ...], tuple[int, ...]]:
         """The descriptor's contents, read back from the vendor's library."""
@@ -79,7 +82,7 @@ class TensorDescriptor:
     def __enter__(self) -> TensorDescriptor: ...
     def __exit__(self, *_: object) -> None: ...
 
-def derive_bn_tensor_descriptor(x_desc: TensorDescriptor, mode: Mode | int | ModeWord) -> TensorDescriptor:
+def derive_bn_tensor_descriptor(x_desc: TensorDescriptor, mode: _Mode) -> TensorDescriptor:
     """Descriptor of scale, bias and statistics for data described by `x_desc`."""
 
 class Handle:
@@ -93,19 +96,14 @@ class Handle:
         """The word given to `Handle` for calls that have a known defect."""
     def __init__(
         self,
-        backend: BackendWord | str,
+        backend: _Backend,
         *,
         device: str | None = None,
         stream: Any = None,
-        known_defects: Literal["warn", "avoid", "avoid_all", "error", "ignore"] | None = None,
+        known_defects: _Policy | None = None,
     ) -> None: ...
     @staticmethod
-    def from_pointer(
-        backend: BackendWord | str,
-        pointer: SupportsIndex,
-        *,
-        known_defects: Literal["warn", "avoid", "avoid_all", "error", "ignore"] | None = None,
-    ) -> Handle:
+    def from_pointer(backend: _Backend, pointer: SupportsIndex, *, known_defects: _Policy | None = None) -> Handle:
         """Use a vendor's handle that somebody else owns."""
     @property
     def pointer(self) -> int:
@@ -135,74 +133,27 @@ class Handle:
         traceback: TracebackType | None = ...,
     ) -> None: ...
     def forward_training(
-        self,
-        x: Any,
-        scale: Any,
-        bias: Any,
-        y: Any,
-        *,
-        mode: Mode | int | ModeWord = ...,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        epsilon: float = 1e-5,
-        exponential_average_factor: float = 0.1,
-        unbiased: bool = True,
-        running_mean: Any = None,
-        running_variance: Any = None,
-        saved_mean: Any = None,
-        saved_inv_variance: Any = None,
-        activation: Activation | int | ActivationWord = ...,
-        activation_low: float | None = None,
-        activation_high: float | None = None,
-        algorithm: AlgorithmWord | str | None = None,
-        workspace: Any = None,
-    ) -> None:
+        self, x: Any, scale: Any, bias: Any, y: Any, *, mode: _Mode = ..., alpha: float = 1.0, beta: float = 0.0,
+        epsilon: float = 1e-5, exponential_average_factor: float = 0.1, unbiased: bool = True, running_mean: Any = None,
+        running_variance: Any = None, saved_mean: Any = None, saved_inv_variance: Any = None,
+        activation: _Activation = ..., activation_low: float | None = None, activation_high: float | None = None,
+        algorithm: _Algorithm | None = None, workspace: Any = None,
+    ) -> None:  # fmt: skip
         """Batch norm with the statistics of the batch, on arrays."""
     def forward_inference(
-        self,
-        x: Any,
-        scale: Any,
-        bias: Any,
-        running_mean: Any,
-        running_variance: Any,
-        y: Any,
-        *,
-        mode: Mode | int | ModeWord = ...,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        epsilon: float = 1e-5,
-        activation: Activation | int | ActivationWord = ...,
-        activation_low: float | None = None,
-        activation_high: float | None = None,
-        algorithm: AlgorithmWord | str | None = None,
+        self, x: Any, scale: Any, bias: Any, running_mean: Any, running_variance: Any, y: Any, *, mode: _Mode = ...,
+        alpha: float = 1.0, beta: float = 0.0, epsilon: float = 1e-5, activation: _Activation = ...,
+        activation_low: float | None = None, activation_high: float | None = None, algorithm: _Algorithm | None = None,
         workspace: Any = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Batch norm with given statistics, on arrays."""
     def backward(
-        self,
-        x: Any,
-        dy: Any,
-        scale: Any,
-        dx: Any,
-        dscale: Any,
-        dbias: Any,
-        *,
-        mode: Mode | int | ModeWord = ...,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        alpha_param: float = 1.0,
-        beta_param: float = 0.0,
-        epsilon: float = 1e-5,
-        saved_mean: Any = None,
-        saved_inv_variance: Any = None,
-        bias: Any = None,
-        activation: Activation | int | ActivationWord = ...,
-        activation_low: float | None = None,
-        activation_high: float | None = None,
-        y: Any = None,
-        algorithm: AlgorithmWord | str | None = None,
-        workspace: Any = None,
-    ) -> None:
+        self, x: Any, dy: Any, scale: Any, dx: Any, dscale: Any, dbias: Any, *, mode: _Mode = ..., alpha: float = 1.0,
+        beta: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0, epsilon: float = 1e-5,
+        saved_mean: Any = None, saved_inv_variance: Any = None, bias: Any = None, activation: _Activation = ...,
+        activation_low: float | None = None, activation_high: float | None = None, y: Any = None,
+        algorithm: _Algorithm | None = None, workspace: Any = None,
+    ) -> None:  # fmt: skip
         """Gradients of `forward_training`, on arrays."""
     def axpby(self, a: float, x: Any, b: float, y: Any, *, workspace: Any = None) -> None:
         """``y = a * x + b * y`` elementwise, on arrays of one shape and dtype; each with its own strides."""
@@ -219,80 +170,32 @@ class Handle:
     def descriptor(self, array: Any, argument: str = "array") -> TensorDescriptor:
         """The descriptor of a data array, from the handle's bounded cache; the array's memory is not touched."""
     def workspace_size(
-        self,
-        operation: Operation | int | OperationWord,
-        x_desc: TensorDescriptor,
-        *,
-        mode: Mode | int | ModeWord = ...,
-        y_desc: TensorDescriptor | None = None,
-        dy_desc: TensorDescriptor | None = None,
-        dx_desc: TensorDescriptor | None = None,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        alpha_param: float = 1.0,
-        beta_param: float = 0.0,
-        epsilon: float = 1e-5,
-        running: bool = True,
-        saved: bool = True,
-        unbiased: bool = True,
-        algorithm: AlgorithmWord | str | None = None,
-        activation: Activation | int | ActivationWord = ...,
-        activation_low: float | None = None,
+        self, operation: _Operation, x_desc: TensorDescriptor, *, mode: _Mode = ...,
+        y_desc: TensorDescriptor | None = None, dy_desc: TensorDescriptor | None = None,
+        dx_desc: TensorDescriptor | None = None, alpha: float = 1.0, beta: float = 0.0, alpha_param: float = 1.0,
+        beta_param: float = 0.0, epsilon: float = 1e-5, running: bool = True, saved: bool = True, unbiased: bool = True,
+        algorithm: _Algorithm | None = None, activation: _Activation = ..., activation_low: float | None = None,
         activation_high: float | None = None,
-    ) -> int:
+    ) -> int:  # fmt: skip
         """Bytes of workspace that a call needs."""
     def plan_forward_training(
-        self,
-        x: Any,
-        y: Any = None,
-        *,
-        mode: Mode | int | ModeWord = ...,
-        algorithm: AlgorithmWord | str | None = "auto",
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        epsilon: float = 1e-5,
-        exponential_average_factor: float = 0.1,
-        unbiased: bool = True,
-        running: bool = True,
-        saved: bool = True,
-        activation: Activation | int | ActivationWord = ...,
-        z: Any = None,
+        self, x: Any, y: Any = None, *, mode: _Mode = ..., algorithm: _Algorithm | None = "auto", alpha: float = 1.0,
+        beta: float = 0.0, epsilon: float = 1e-5, exponential_average_factor: float = 0.1, unbiased: bool = True,
+        running: bool = True, saved: bool = True, activation: _Activation = ..., z: Any = None,
         deterministic: bool = False,
-    ) -> ForwardTrainingPlan:
+    ) -> ForwardTrainingPlan:  # fmt: skip
         """Make a forward training call ready: everything but the pointers is validated and fixed now."""
     def plan_forward_inference(
-        self,
-        x: Any,
-        y: Any = None,
-        *,
-        mode: Mode | int | ModeWord = ...,
-        algorithm: AlgorithmWord | str | None = "auto",
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        epsilon: float = 1e-5,
-        activation: Activation | int | ActivationWord = ...,
-        z: Any = None,
+        self, x: Any, y: Any = None, *, mode: _Mode = ..., algorithm: _Algorithm | None = "auto", alpha: float = 1.0,
+        beta: float = 0.0, epsilon: float = 1e-5, activation: _Activation = ..., z: Any = None,
         deterministic: bool = False,
-    ) -> ForwardInferencePlan:
+    ) -> ForwardInferencePlan:  # fmt: skip
         """Make a forward inference call ready; parameters as in `plan_forward_training`."""
     def plan_backward(
-        self,
-        x: Any,
-        dy: Any = None,
-        dx: Any = None,
-        *,
-        mode: Mode | int | ModeWord = ...,
-        algorithm: AlgorithmWord | str | None = "auto",
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        alpha_param: float = 1.0,
-        beta_param: float = 0.0,
-        epsilon: float = 1e-5,
-        saved: bool = True,
-        activation: Activation | int | ActivationWord = ...,
-        z: Any = None,
-        deterministic: bool = False,
-    ) -> BackwardPlan:
+        self, x: Any, dy: Any = None, dx: Any = None, *, mode: _Mode = ..., algorithm: _Algorithm | None = "auto",
+        alpha: float = 1.0, beta: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0, epsilon: float = 1e-5,
+        saved: bool = True, activation: _Activation = ..., z: Any = None, deterministic: bool = False,
+    ) -> BackwardPlan:  # fmt: skip
         """Make a backward call ready; parameters as in `plan_forward_training`, dy and dx like x by default."""
 
 class Tensor(NamedTuple):
@@ -304,7 +207,7 @@ class Tensor(NamedTuple):
     when: str
     needs: Capability
 
-def tensors(operation: Operation | int | OperationWord) -> tuple[Tensor, ...]:
+def tensors(operation: _Operation) -> tuple[Tensor, ...]:
     """The tensors of an operation's call, in the order of a plan's arguments."""
 
 SLOT_BITS: int
@@ -319,14 +222,9 @@ class CallList:
     def __new__(cls, handle: Handle) -> CallList: ...
     def __len__(self) -> int: ...
     def append(
-        self,
-        handle: Handle,
-        operation: Operation,
-        arrays: dict[str, Buffer],
-        workspace: tuple[int, int],
-        plan: Plan | None = None,
-        **values: Any,
-    ) -> None:
+        self, handle: Handle, operation: Operation, arrays: dict[str, Buffer], workspace: tuple[int, int],
+        plan: Plan | None = None, **values: Any,
+    ) -> None:  # fmt: skip
         """Add one call."""
     def reach(self, address: int, nbytes: int, element: int, written: bool) -> None:
         """Say that memory is read or written, for `apart`."""
@@ -354,158 +252,68 @@ class Plan:
 class ForwardTrainingPlan(Plan):
     """A forward training call made ready; see `Plan` and `Handle.forward_training`."""
     def __call__(
-        self,
-        x: Any,
-        scale: Any,
-        bias: Any,
-        y: Any,
-        running_mean: Any = None,
-        running_variance: Any = None,
-        saved_mean: Any = None,
-        saved_inv_variance: Any = None,
-        workspace: Any = None,
-        *positional: Any,
-        z: Any = None,
+        self, x: Any, scale: Any, bias: Any, y: Any, running_mean: Any = None, running_variance: Any = None,
+        saved_mean: Any = None, saved_inv_variance: Any = None, workspace: Any = None, *positional: Any, z: Any = None,
         reserve: Any = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Run it on addresses, or on arrays as planned; statistics and z are given exactly where they were planned."""
 
 class ForwardInferencePlan(Plan):
     """A forward inference call made ready; see `Plan` and `Handle.forward_inference`."""
     def __call__(
-        self,
-        x: Any,
-        scale: Any,
-        bias: Any,
-        running_mean: Any,
-        running_variance: Any,
-        y: Any,
-        workspace: Any = None,
-        *positional: Any,
-        z: Any = None,
-    ) -> None:
+        self, x: Any, scale: Any, bias: Any, running_mean: Any, running_variance: Any, y: Any, workspace: Any = None,
+        *positional: Any, z: Any = None,
+    ) -> None:  # fmt: skip
         """Run it on addresses, or on arrays as planned; z is given exactly where it was planned."""
 
 class BackwardPlan(Plan):
     """A backward call made ready; see `Plan` and `Handle.backward`."""
     def __call__(
-        self,
-        x: Any,
-        dy: Any,
-        scale: Any,
-        dx: Any,
-        dscale: Any,
-        dbias: Any,
-        saved_mean: Any = None,
-        saved_inv_variance: Any = None,
-        workspace: Any = None,
-        *positional: Any,
-        y: Any = None,
-        bias: Any = None,
-        dz: Any = None,
-        reserve: Any = None,
-    ) -> None:
+        self, x: Any, dy: Any, scale: Any, dx: Any, dscale: Any, dbias: Any, saved_mean: Any = None,
+        saved_inv_variance: Any = None, workspace: Any = None, *positional: Any, y: Any = None, bias: Any = None,
+        dz: Any = None, reserve: Any = None,
+    ) -> None:  # fmt: skip
         """Run it on addresses, or on arrays as planned; saved statistics are given exactly where they were planned."""
 
-def algorithms(backend: BackendWord | str) -> tuple[str, ...]:
+def algorithms(backend: _Backend) -> tuple[str, ...]:
     """Names that a plan's ``algorithm`` takes on a backend."""
 
-def numbered_algorithms(backend: BackendWord | str) -> tuple[str, ...]:
+def numbered_algorithms(backend: _Backend) -> tuple[str, ...]:
     """The algorithms that also take a plan's number after a colon, ``"graph:2"``."""
 
 def batch_normalization_forward_training(
-    handle: Handle,
-    mode: Mode | int | ModeWord,
-    alpha: float,
-    beta: float,
-    x_desc: TensorDescriptor,
-    x: SupportsIndex,
-    y_desc: TensorDescriptor,
-    y: SupportsIndex,
-    param_desc: TensorDescriptor,
-    scale: SupportsIndex,
-    bias: SupportsIndex,
-    exponential_average_factor: float,
-    running_mean: SupportsIndex | None,
-    running_variance: SupportsIndex | None,
-    epsilon: float,
-    saved_mean: SupportsIndex | None,
-    saved_inv_variance: SupportsIndex | None,
-    *,
-    activation: Activation | int | ActivationWord = ...,
-    activation_low: float | None = None,
-    activation_high: float | None = None,
-    workspace: SupportsIndex = 0,
-    workspace_size: SupportsIndex = 0,
-) -> None:
+    handle: Handle, mode: _Mode, alpha: float, beta: float, x_desc: TensorDescriptor, x: SupportsIndex,
+    y_desc: TensorDescriptor, y: SupportsIndex, param_desc: TensorDescriptor, scale: SupportsIndex, bias: SupportsIndex,
+    exponential_average_factor: float, running_mean: SupportsIndex | None, running_variance: SupportsIndex | None,
+    epsilon: float, saved_mean: SupportsIndex | None, saved_inv_variance: SupportsIndex | None, *,
+    activation: _Activation = ..., activation_low: float | None = None, activation_high: float | None = None,
+    workspace: SupportsIndex = 0, workspace_size: SupportsIndex = 0,
+) -> None:  # fmt: skip
     """The vendor's forward training call on addresses, in the vendors' argument order."""
 
 def batch_normalization_forward_inference(
-    handle: Handle,
-    mode: Mode | int | ModeWord,
-    alpha: float,
-    beta: float,
-    x_desc: TensorDescriptor,
-    x: SupportsIndex,
-    y_desc: TensorDescriptor,
-    y: SupportsIndex,
-    param_desc: TensorDescriptor,
-    scale: SupportsIndex,
-    bias: SupportsIndex,
-    running_mean: SupportsIndex,
-    running_variance: SupportsIndex,
-    epsilon: float,
-    *,
-    activation: Activation | int | ActivationWord = ...,
-    activation_low: float | None = None,
-    activation_high: float | None = None,
-    workspace: SupportsIndex = 0,
+    handle: Handle, mode: _Mode, alpha: float, beta: float, x_desc: TensorDescriptor, x: SupportsIndex,
+    y_desc: TensorDescriptor, y: SupportsIndex, param_desc: TensorDescriptor, scale: SupportsIndex, bias: SupportsIndex,
+    running_mean: SupportsIndex, running_variance: SupportsIndex, epsilon: float, *, activation: _Activation = ...,
+    activation_low: float | None = None, activation_high: float | None = None, workspace: SupportsIndex = 0,
     workspace_size: SupportsIndex = 0,
-) -> None:
+) -> None:  # fmt: skip
     """The vendor's forward inference call on addresses, in the vendors' argument order."""
 
 def batch_normalization_backward(
-    handle: Handle,
-    mode: Mode | int | ModeWord,
-    alpha: float,
-    beta: float,
-    alpha_param: float,
-    beta_param: float,
-    x_desc: TensorDescriptor,
-    x: SupportsIndex,
-    dy_desc: TensorDescriptor,
-    dy: SupportsIndex,
-    dx_desc: TensorDescriptor,
-    dx: SupportsIndex,
-    param_desc: TensorDescriptor,
-    scale: SupportsIndex,
-    dscale: SupportsIndex,
-    dbias: SupportsIndex,
-    epsilon: float,
-    saved_mean: SupportsIndex | None,
-    saved_inv_variance: SupportsIndex | None,
-    *,
-    bias: SupportsIndex | None = None,
-    activation: Activation | int | ActivationWord = ...,
-    activation_low: float | None = None,
-    activation_high: float | None = None,
-    workspace: SupportsIndex = 0,
-    workspace_size: SupportsIndex = 0,
-) -> None:
+    handle: Handle, mode: _Mode, alpha: float, beta: float, alpha_param: float, beta_param: float,
+    x_desc: TensorDescriptor, x: SupportsIndex, dy_desc: TensorDescriptor, dy: SupportsIndex, dx_desc: TensorDescriptor,
+    dx: SupportsIndex, param_desc: TensorDescriptor, scale: SupportsIndex, dscale: SupportsIndex, dbias: SupportsIndex,
+    epsilon: float, saved_mean: SupportsIndex | None, saved_inv_variance: SupportsIndex | None, *,
+    bias: SupportsIndex | None = None, activation: _Activation = ..., activation_low: float | None = None,
+    activation_high: float | None = None, workspace: SupportsIndex = 0, workspace_size: SupportsIndex = 0,
+) -> None:  # fmt: skip
     """The vendor's backward call on addresses, in the vendors' argument order."""
 
 def axpby(
-    handle: Handle,
-    a: float,
-    x_desc: TensorDescriptor,
-    x: SupportsIndex,
-    b: float,
-    y_desc: TensorDescriptor,
-    y: SupportsIndex,
-    *,
-    workspace: SupportsIndex = 0,
-    workspace_size: SupportsIndex = 0,
-) -> None:
+    handle: Handle, a: float, x_desc: TensorDescriptor, x: SupportsIndex, b: float, y_desc: TensorDescriptor,
+    y: SupportsIndex, *, workspace: SupportsIndex = 0, workspace_size: SupportsIndex = 0,
+) -> None:  # fmt: skip
     """``y = a * x + b * y`` elementwise on addresses; with ``b = 0`` the prior y is not read."""
 
 def fill(handle: Handle, value: float, y_desc: TensorDescriptor, y: SupportsIndex) -> None:
@@ -517,26 +325,18 @@ def relu(
     """``y = max(x, 0)`` elementwise, on addresses."""
 
 def relu_backward(
-    handle: Handle,
-    x_desc: TensorDescriptor,
-    x: SupportsIndex,
-    dy_desc: TensorDescriptor,
-    dy: SupportsIndex,
-    dx_desc: TensorDescriptor,
-    dx: SupportsIndex,
-) -> None:
+    handle: Handle, x_desc: TensorDescriptor, x: SupportsIndex, dy_desc: TensorDescriptor, dy: SupportsIndex,
+    dx_desc: TensorDescriptor, dx: SupportsIndex,
+) -> None:  # fmt: skip
     """``dx = dy where x > 0, else 0`` elementwise, on addresses."""
 
 def current_stream(array: Any) -> int | None:
     """The stream that is current for an array in its framework."""
 
 def bound(
-    defaults: dict[str, Any],
-    front: tuple[str, ...],
-    required: tuple[str, ...],
-    positional: tuple[Any, ...],
+    defaults: dict[str, Any], front: tuple[str, ...], required: tuple[str, ...], positional: tuple[Any, ...],
     named: dict[str, Any],
-) -> tuple[Any, ...] | None:
+) -> tuple[Any, ...] | None:  # fmt: skip
     """A call's arguments in the order of `defaults`, or None where they do not fit."""
 
 def cache(handle: Handle, owner: str) -> Cache:
@@ -557,18 +357,10 @@ def refuse_addresses(plan: Plan) -> None:
     """Have calls of a plan take arrays only from now on: for callers whose own arguments are arrays."""
 
 def way_of(
-    handle: Handle,
-    operation: Operation,
-    tensors: dict[str, TensorDescriptor],
-    values: dict[str, Any],
-    running: bool,
-    saved: bool,
-    deterministic: bool,
-    alignment: int,
-    share: float = 0.0,
-    sums_only: bool = False,
+    handle: Handle, operation: Operation, tensors: dict[str, TensorDescriptor], values: dict[str, Any], running: bool,
+    saved: bool, deterministic: bool, alignment: int, share: float = 0.0, sums_only: bool = False,
     algorithm: str = "auto",
-) -> Plan:
+) -> Plan:  # fmt: skip
     """The library's own way that an algorithm takes for a batch-norm call, for `CallList.append`."""
 
 def tell_of_defects(handle: Handle, call: Any, written: list[str]) -> None:
