@@ -674,16 +674,9 @@ def _param(param: TensorLike, x: TensorLike, bn_mode: Mode) -> None:
 
 
 def forward_training(
-    bn_mode: object,
-    alpha: object,
-    beta: object,
-    x: TensorLike,
-    y: TensorLike,
-    param: TensorLike | None,
-    exponential_average_factor: object,
-    epsilon_: object,
-    has_running: bool,
-) -> tuple[Mode, float, float, float, float]:
+    bn_mode: object, alpha: object, beta: object, x: TensorLike, y: TensorLike, param: TensorLike | None,
+    exponential_average_factor: object, epsilon_: object, has_running: bool,
+) -> tuple[Mode, float, float, float, float]:  # fmt: skip
     """Rules of forward training; returns mode, alpha, beta, factor and epsilon in canonical form."""
     m = mode(bn_mode)
     result = (
@@ -707,14 +700,9 @@ def forward_training(
 
 
 def forward_inference(
-    bn_mode: object,
-    alpha: object,
-    beta: object,
-    x: TensorLike,
-    y: TensorLike,
-    param: TensorLike | None,
+    bn_mode: object, alpha: object, beta: object, x: TensorLike, y: TensorLike, param: TensorLike | None,
     epsilon_: object,
-) -> tuple[Mode, float, float, float]:
+) -> tuple[Mode, float, float, float]:  # fmt: skip
     """Rules of forward inference; returns mode, alpha, beta and epsilon in canonical form."""
     m = mode(bn_mode)
     result = (m, scalar(alpha, "alpha", x.dtype), scalar(beta, "beta", x.dtype), epsilon(epsilon_, x.dtype))
@@ -725,17 +713,9 @@ def forward_inference(
 
 
 def backward(
-    bn_mode: object,
-    alpha: object,
-    beta: object,
-    alpha_param: object,
-    beta_param: object,
-    x: TensorLike,
-    dy: TensorLike,
-    dx: TensorLike,
-    param: TensorLike | None,
-    epsilon_: object,
-) -> tuple[Mode, float, float, float, float, float]:
+    bn_mode: object, alpha: object, beta: object, alpha_param: object, beta_param: object, x: TensorLike,
+    dy: TensorLike, dx: TensorLike, param: TensorLike | None, epsilon_: object,
+) -> tuple[Mode, float, float, float, float, float]:  # fmt: skip
     """Rules of backward; returns mode, the four scalars and epsilon in canonical form."""
     m = mode(bn_mode)
     result = (

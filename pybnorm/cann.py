@@ -608,16 +608,9 @@ class _Call:
         return buffer
 
     def vector(
-        self,
-        name: str,
-        array: Any,
-        x: Buffer,
-        *,
-        output: bool = False,
-        prior: bool = False,
-        why: str = "",
+        self, name: str, array: Any, x: Buffer, *, output: bool = False, prior: bool = False, why: str = "",
         dtypes: tuple[DataType, ...] = _DTYPES,
-    ) -> Buffer:
+    ) -> Buffer:  # fmt: skip
         """Check a vector of C elements; itself, or a packed copy, which is copied back at the end if it is an output.
 
         `prior`: an output that is also read.

@@ -202,17 +202,9 @@ class BackendError(PybnormError):
     """
 
     def __init__(
-        self,
-        *,
-        backend: str,
-        function: str,
-        status: int,
-        status_name: str,
-        text: str = "",
-        library: str = "",
-        version: tuple[int, ...] = (),
-        descriptors: tuple[str, ...] = (),
-    ) -> None:
+        self, *, backend: str, function: str, status: int, status_name: str, text: str = "", library: str = "",
+        version: tuple[int, ...] = (), descriptors: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
         self.backend = backend
         self.function = function
         self.status = status

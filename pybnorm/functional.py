@@ -61,22 +61,11 @@ Context: TypeAlias = "contextlib.AbstractContextManager[object]"
 
 
 def batch_norm_training(
-    x: _Array,
-    scale: Any,
-    bias: Any,
-    *,
-    running_mean: Any = None,
-    running_variance: Any = None,
-    exponential_average_factor: float = 0.1,
-    unbiased: bool = True,
-    saved: bool = True,
-    epsilon: float = 1e-5,
-    mode: Mode | int | ModeWord = Mode.SPATIAL,
-    algorithm: AlgorithmWord | str = "auto",
-    deterministic: bool = False,
-    handle: Handle | None = None,
-    out: Sequence[Any] | None = None,
-) -> tuple[_Array, Any, Any]:
+    x: _Array, scale: Any, bias: Any, *, running_mean: Any = None, running_variance: Any = None,
+    exponential_average_factor: float = 0.1, unbiased: bool = True, saved: bool = True, epsilon: float = 1e-5,
+    mode: Mode | int | ModeWord = Mode.SPATIAL, algorithm: AlgorithmWord | str = "auto", deterministic: bool = False,
+    handle: Handle | None = None, out: Sequence[Any] | None = None,
+) -> tuple[_Array, Any, Any]:  # fmt: skip
     """Normalize by the statistics of the batch.
 
     ``y = scale * (x - mean) / sqrt(variance + epsilon) + bias`` (Ioffe & Szegedy 2015, algorithm 1).
@@ -155,19 +144,10 @@ def batch_norm_training(
 
 
 def batch_norm_inference(
-    x: _Array,
-    *,
-    running_mean: Any,
-    running_variance: Any,
-    scale: Any = None,
-    bias: Any = None,
-    epsilon: float = 1e-5,
-    mode: Mode | int | ModeWord = Mode.SPATIAL,
-    algorithm: AlgorithmWord | str = "auto",
-    deterministic: bool = False,
-    handle: Handle | None = None,
-    out: Any = None,
-) -> _Array:
+    x: _Array, *, running_mean: Any, running_variance: Any, scale: Any = None, bias: Any = None, epsilon: float = 1e-5,
+    mode: Mode | int | ModeWord = Mode.SPATIAL, algorithm: AlgorithmWord | str = "auto", deterministic: bool = False,
+    handle: Handle | None = None, out: Any = None,
+) -> _Array:  # fmt: skip
     """Normalize by given statistics: ``y = scale * (x - running_mean) / sqrt(running_variance + epsilon) + bias``.
 
     Parameters
@@ -221,19 +201,10 @@ def batch_norm_inference(
 
 
 def batch_norm_backward(
-    x: _Array,
-    dy: Any,
-    scale: Any,
-    saved_mean: Any = None,
-    saved_inv_variance: Any = None,
-    *,
-    epsilon: float = 1e-5,
-    mode: Mode | int | ModeWord = Mode.SPATIAL,
-    algorithm: AlgorithmWord | str = "auto",
-    deterministic: bool = False,
-    handle: Handle | None = None,
-    out: Sequence[Any] | None = None,
-) -> tuple[_Array, Any, Any]:
+    x: _Array, dy: Any, scale: Any, saved_mean: Any = None, saved_inv_variance: Any = None, *, epsilon: float = 1e-5,
+    mode: Mode | int | ModeWord = Mode.SPATIAL, algorithm: AlgorithmWord | str = "auto", deterministic: bool = False,
+    handle: Handle | None = None, out: Sequence[Any] | None = None,
+) -> tuple[_Array, Any, Any]:  # fmt: skip
     """Gradients of `batch_norm_training`; the formulas are in `Handle.backward`.
 
     Parameters
@@ -479,13 +450,9 @@ def _home_of(array: Any) -> _Home:
 
 
 def _prepare(
-    operation: str,
-    handle: Handle | None,
-    data: dict[str, Any],
-    vectors: dict[str, Any],
-    options: dict[str, Any],
+    operation: str, handle: Handle | None, data: dict[str, Any], vectors: dict[str, Any], options: dict[str, Any],
     out: Sequence[Any] | None,
-) -> tuple[Call, bool]:
+) -> tuple[Call, bool]:  # fmt: skip
     """Prepare a call; whether it may be kept. `data` has the data arrays by name; the last is the result, or None."""
     *inputs, result = data
     x = data["x"]

@@ -202,12 +202,9 @@ class Graph(_Refusing, graph.Graph):
         return self.execute(handle, variant_pack, workspace) if wrong.is_good() else wrong
 
     def batchnorm_backward(
-        self,
-        dy: graph.TensorAttributes,
-        x: graph.TensorAttributes,
-        scale: graph.TensorAttributes,
+        self, dy: graph.TensorAttributes, x: graph.TensorAttributes, scale: graph.TensorAttributes,
         attributes: BatchnormBackwardAttributes,
-    ) -> tuple[graph.TensorAttributes, graph.TensorAttributes, graph.TensorAttributes]:
+    ) -> tuple[graph.TensorAttributes, graph.TensorAttributes, graph.TensorAttributes]:  # fmt: skip
         """`pybnorm.graph.Graph.batchnorm_backward`; without saved statistics and epsilon the epsilon is 1e-5."""
         attributes = self._attributes(attributes, BatchnormBackwardAttributes, "BatchnormBackward")
         if attributes.get_mean() is None and attributes.get_inv_variance() is None and attributes.get_epsilon() is None:

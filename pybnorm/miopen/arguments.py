@@ -121,13 +121,9 @@ def run(operation: Operation, given: dict[str, Any], activation: Callable[[objec
 
 
 def _call(
-    handle: Handle,
-    operation: Operation,
-    mode: Mode,
-    arrays: dict[str, Any],
-    options: dict[str, Any],
+    handle: Handle, operation: Operation, mode: Mode, arrays: dict[str, Any], options: dict[str, Any],
     act: dict[str, Any],
-) -> None:
+) -> None:  # fmt: skip
     """The vendor's own call where it takes all this, else one of `pybnorm.operations`, or a composed one."""
     x: Buffer = arrays["x"]
     if operation == Operation.FORWARD_INFERENCE and arrays["running_mean"] is None:

@@ -141,16 +141,9 @@ class SyncBatchNorm:
     """Where a call is given no workspace: makes one of so many bytes, and has what keeps it."""
 
     def __init__(
-        self,
-        handle: Handle,
-        communicator: Any,
-        channels: int | Sequence[int],
-        dtype: object = DataType.FLOAT32,
-        *,
-        axis: int | Sequence[int] = 1,
-        deterministic: bool = False,
-        counts: Sequence[int] | None = None,
-    ) -> None:
+        self, handle: Handle, communicator: Any, channels: int | Sequence[int], dtype: object = DataType.FLOAT32, *,
+        axis: int | Sequence[int] = 1, deterministic: bool = False, counts: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
         self._communicator = adapter = _connect(communicator)
         if adapter.size < 2:
             allowed = "2 ranks or more; operations.forward_training and backward are the batch norm of one"
@@ -224,23 +217,10 @@ class SyncBatchNorm:
     # -------- calls
 
     def forward(
-        self,
-        x: Any,
-        scale: Any,
-        bias: Any,
-        y: Any,
-        *,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        epsilon: float = 1e-5,
-        exponential_average_factor: float = 0.1,
-        unbiased: bool = True,
-        running_mean: Any = None,
-        running_variance: Any = None,
-        saved_mean: Any = None,
-        saved_inv_variance: Any = None,
-        workspace: Any = None,
-    ) -> int:
+        self, x: Any, scale: Any, bias: Any, y: Any, *, alpha: float = 1.0, beta: float = 0.0, epsilon: float = 1e-5,
+        exponential_average_factor: float = 0.1, unbiased: bool = True, running_mean: Any = None,
+        running_variance: Any = None, saved_mean: Any = None, saved_inv_variance: Any = None, workspace: Any = None,
+    ) -> int:  # fmt: skip
         """Normalize by the statistics of all ranks.
 
         ``y = alpha * (scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y``;
@@ -316,20 +296,9 @@ class SyncBatchNorm:
         return counts, finish
 
     def backward(
-        self,
-        x: Any,
-        dy: Any,
-        scale: Any,
-        dx: Any,
-        dscale: Any = None,
-        dbias: Any = None,
-        *,
-        saved_mean: Any,
-        saved_inv_variance: Any,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        workspace: Any = None,
-    ) -> int:
+        self, x: Any, dy: Any, scale: Any, dx: Any, dscale: Any = None, dbias: Any = None, *, saved_mean: Any,
+        saved_inv_variance: Any, alpha: float = 1.0, beta: float = 0.0, workspace: Any = None,
+    ) -> int:  # fmt: skip
         """Gradients of `forward`.
 
         ``dx = scale * r * (dy - sum(dy) / n - (x - mean) * r**2 * sum(dy * (x - mean)) / n)`` with r the

@@ -63,14 +63,9 @@ class _Memory:
     """
 
     def __init__(
-        self,
-        handle: Handle,
-        communicator: Communicator,
-        channels: tuple[int, ...],
-        dtype: DataType,
-        deterministic: bool,
-        gathers: bool,
-    ) -> None:
+        self, handle: Handle, communicator: Communicator, channels: tuple[int, ...], dtype: DataType,
+        deterministic: bool, gathers: bool,
+    ) -> None:  # fmt: skip
         self.deterministic = deterministic
         self.gathered = {FORWARD: True, BACKWARD: gathers}
         """Whether a call receives each rank's message, or their sum."""

@@ -25,12 +25,7 @@ _SHORT = (torch.float16, torch.bfloat16)
 
 
 def train(
-    x: torch.Tensor,
-    weight: Optional,
-    bias: Optional,
-    eps: float,
-    fallback: bool,
-    deterministic: bool = False,
+    x: torch.Tensor, weight: Optional, bias: Optional, eps: float, fallback: bool, deterministic: bool = False
 ) -> tuple[torch.Tensor, ...]:
     """Normalize by the batch: y, the batch's mean, its inverse standard deviation and its unbiased variance.
 
@@ -62,15 +57,9 @@ def train(
 
 
 def infer(
-    x: torch.Tensor,
-    weight: Optional,
-    bias: Optional,
-    mean: torch.Tensor,
-    variance: torch.Tensor,
-    eps: float,
-    fallback: bool,
-    deterministic: bool = False,
-) -> torch.Tensor:
+    x: torch.Tensor, weight: Optional, bias: Optional, mean: torch.Tensor, variance: torch.Tensor, eps: float,
+    fallback: bool, deterministic: bool = False,
+) -> torch.Tensor:  # fmt: skip
     """Normalize by given statistics; arguments as those of `train`."""
     vectors = {"running_mean": mean, "running_variance": variance, "scale": weight, "bias": bias}
     try:
@@ -88,17 +77,9 @@ def infer(
 
 
 def differentiate(
-    x: torch.Tensor,
-    dy: torch.Tensor,
-    weight: Optional,
-    mean: torch.Tensor,
-    spread: torch.Tensor,
-    eps: float,
-    training: bool,
-    wanted: Sequence[bool],
-    fallback: bool,
-    deterministic: bool = False,
-) -> Gradients:
+    x: torch.Tensor, dy: torch.Tensor, weight: Optional, mean: torch.Tensor, spread: torch.Tensor, eps: float,
+    training: bool, wanted: Sequence[bool], fallback: bool, deterministic: bool = False,
+) -> Gradients:  # fmt: skip
     """dx, dweight and dbias; None for what is not `wanted`.
 
     Parameters
@@ -133,15 +114,9 @@ def differentiate(
 
 
 def _back(
-    x: torch.Tensor,
-    dy: torch.Tensor,
-    weight: Optional,
-    mean: torch.Tensor,
-    inverse: torch.Tensor,
-    eps: float,
-    fallback: bool,
-    deterministic: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x: torch.Tensor, dy: torch.Tensor, weight: Optional, mean: torch.Tensor, inverse: torch.Tensor, eps: float,
+    fallback: bool, deterministic: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     try:
         call = _repeating("backward", deterministic) if deterministic or _asked() else functional.batch_norm_backward
         if x.dtype not in _SHORT:

@@ -24,12 +24,9 @@ _OURS = {
 
 
 def convert(
-    model: _Module,
-    *,
-    fallback: bool = False,
-    deterministic: bool = False,
+    model: _Module, *, fallback: bool = False, deterministic: bool = False,
     fuse: bool | Sequence[tuple[str, str]] = False,
-) -> _Module:
+) -> _Module:  # fmt: skip
     """Make the batch norms of a model those of this module, in place.
 
     Each module stays the same object and changes its class: its parameters, buffers, hooks, flags and device stay, and

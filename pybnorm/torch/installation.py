@@ -190,17 +190,9 @@ class _Host:
 
     @staticmethod
     def plan(
-        key: bytes,
-        operation: int,
-        dtype: int,
-        dims: list[int],
-        strides: list[int],
-        index: int | None,
-        running: bool,
-        repeats: bool,
-        epsilon: float,
-        factor: float,
-    ) -> tuple[Any, Any, Any]:
+        key: bytes, operation: int, dtype: int, dims: list[int], strides: list[int], index: int | None, running: bool,
+        repeats: bool, epsilon: float, factor: float,
+    ) -> tuple[Any, Any, Any]:  # fmt: skip
         """The plan of a key in this thread, and constants for parameters that are not there; None: there is none."""
         found: tuple[Any, Any, Any] = None, None, None
         if index is not None and torch.cuda.is_current_stream_capturing():

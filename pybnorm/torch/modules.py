@@ -29,12 +29,7 @@ class _BatchNorm:
     """Whether an activation may be part of the call."""
 
     def forward(
-        self: Any,
-        input: torch.Tensor,
-        *,
-        activation: str | None = None,
-        residual: Any = None,
-        in_place: bool = False,
+        self: Any, input: torch.Tensor, *, activation: str | None = None, residual: Any = None, in_place: bool = False
     ) -> torch.Tensor:
         """Normalize; see ``torch.nn.BatchNorm2d`` and `batch_norm`.
 
@@ -129,13 +124,9 @@ class _BatchNorm:
         )
 
     def _normalized(
-        self: Any,
-        input: torch.Tensor,
-        mean: torch.Tensor | None,
-        variance: torch.Tensor | None,
-        batch: bool,
+        self: Any, input: torch.Tensor, mean: torch.Tensor | None, variance: torch.Tensor | None, batch: bool,
         momentum: float,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         """The batch norm by itself."""
         weight, bias = _held(self, "_parameters", "weight"), _held(self, "_parameters", "bias")
         return batch_norm(

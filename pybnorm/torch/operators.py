@@ -34,18 +34,10 @@ _SCHEMAS = (
 
 
 def batch_norm(
-    input: torch.Tensor,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    *,
-    fallback: bool = False,
-    deterministic: bool = False,
-) -> torch.Tensor:
+    input: torch.Tensor, running_mean: torch.Tensor | None, running_var: torch.Tensor | None,
+    weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, training: bool = False, momentum: float = 0.1,
+    eps: float = 1e-5, *, fallback: bool = False, deterministic: bool = False,
+) -> torch.Tensor:  # fmt: skip
     """``torch.nn.functional.batch_norm``, computed by pybnorm.
 
     Parameters

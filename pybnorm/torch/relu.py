@@ -26,17 +26,9 @@ _mask = torch.ops.aten.threshold_backward  # the derivative of ReLU by its resul
 
 
 def batch_norm_relu(
-    x: torch.Tensor,
-    mean: Optional,
-    variance: Optional,
-    weight: Optional,
-    bias: Optional,
-    residual: Optional,
-    factor: float,
-    eps: float,
-    fallback: bool,
-    deterministic: bool,
-) -> torch.Tensor:
+    x: torch.Tensor, mean: Optional, variance: Optional, weight: Optional, bias: Optional, residual: Optional,
+    factor: float, eps: float, fallback: bool, deterministic: bool,
+) -> torch.Tensor:  # fmt: skip
     """``relu(batch_norm(x) + residual)`` by the batch's statistics.
 
     Parameters

@@ -236,17 +236,10 @@ class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
     joins = False
 
     def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        process_group: Any = None,
-        device: Any = None,
-        dtype: Any = None,
+        self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
+        track_running_stats: bool = True, process_group: Any = None, device: Any = None, dtype: Any = None,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **options)
         self.process_group = process_group
 
@@ -255,13 +248,9 @@ class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
 
     def _normalized(
-        self: Any,
-        input: torch.Tensor,
-        mean: torch.Tensor | None,
-        variance: torch.Tensor | None,
-        batch: bool,
+        self: Any, input: torch.Tensor, mean: torch.Tensor | None, variance: torch.Tensor | None, batch: bool,
         momentum: float,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         group = _group(self.process_group) if batch and self.training else None
         if group is None:
             return super()._normalized(input, mean, variance, batch, momentum)
