@@ -135,7 +135,7 @@ def test_known_defects_are_shown_with_the_failure():
     (row,) = [line for line in text.splitlines() if line.rstrip().endswith("4x5")]
     assert "CUDNN-X" in row
     assert "known defect: CUDNN-X" in printed(terminal.print_details, [known])
-    assert "2 FAIL (1 known)" in printed(terminal.print_totals, [known, other], 1.0)
+    assert "2 FAIL (1 new, 1 known)" in printed(terminal.print_totals, [known, other], 1.0)
     assert "known" not in printed(terminal.print_results, [other])
 
 
@@ -166,7 +166,7 @@ def test_a_run_is_concluded_in_one_sentence():
     assert concluded(refused, refused) == "cuDNN 9.2.0: none of 2 cases is supported."
     wrong = [case(Status.FAIL, 0, 2.5), case(Status.FAIL, 1, 38.4), case(Status.FAIL, 2, 3.0, known="CUDNN-X")]
     assert concluded(passed, *wrong, loose, refused) == (
-        f"cuDNN 9.2.0: 3 of 6 cases are wrong (1 by known defects), worst: {output} of backward, spatial, f16, nhwc "
+        f"cuDNN 9.2.0: 3 of 6 cases are wrong (2 new, 1 known), worst: {output} of backward, spatial, f16, nhwc "
         "(38.4 times its bound); 1 is within its bounds; 1 is only within a looser bound (WARN); "
         "1 is not supported. See it again: pybnorm check --backend cudnn --case 'backward,spatial,f16,nhwc,2x3x4x2'"
     )
@@ -646,7 +646,7 @@ def test_an_allowed_defect_is_a_notice_in_text_and_xml():
     for text in (printed(terminal.print_conclusions, INFOS, results), shown.getvalue()):
         assert said in text
         assert "See it again" not in text
-    assert "1 FAIL (1 known, allowed)" in printed(terminal.print_totals, results, 1.0)
+    assert "1 FAIL (0 new, 1 known, allowed)" in printed(terminal.print_totals, results, 1.0)
     assert "known defect, allowed: CUDNN-X" in printed(terminal.print_details, results)
     assert "## Known defects, allowed: 1 case" in shown.getvalue()
     assert "What is wrong" not in shown.getvalue()
@@ -663,7 +663,7 @@ def test_an_allowed_defect_is_a_notice_on_the_page(plots):
     page, _ = page_of(results)
     assert "1 of 2 supported cases is wrong by known defects, which is allowed; all others are within" in page
     assert "See it again" not in page
-    assert "(1 by known defects, allowed)" in page
+    assert "(0 new, 1 known, allowed)" in page
 
 
 # ---------------------------------------------------------------- HTML

@@ -130,7 +130,7 @@ def test_a_suite_that_a_version_ran_in_part_and_known_defects_are_told_as_that(r
     assert [str(share) for share in found.suites["smoke"]] == ["2/3", "0/2, 2 of 3 run"]
     text = versions.markdown(found)
     assert "2 of 3 cases are wrong (2 by known defects: X-1)." in text
-    assert "1 CRASHED (1 known), 1 FAIL (1 known)" in text
+    assert "1 CRASHED (0 new, 1 known), 1 FAIL (0 new, 1 known)" in text
     assert "| FAIL inf (X-1) |" in text
     same = versions.sentences(versions.matrix([whole, whole]))
     assert same[1][0].endswith("; no change.")

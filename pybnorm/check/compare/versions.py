@@ -13,6 +13,7 @@ from pybnorm._text import one_line
 from pybnorm.check.judging.bounds import Status
 from pybnorm.check.judging.results import CaseResult, cases_text, cell_text, to_json, version_text, worst_verdict
 from pybnorm.check.language.lines import load_suite, packaged_suites
+from pybnorm.check.report.conclusions import known_text
 from pybnorm.check.run import archive
 from pybnorm.errors import ArgumentError
 
@@ -35,10 +36,9 @@ class Version:
         counts = Counter(r.status for r in self.results.values())
         return {status: counts[status] for status in Status if counts[status]}
 
-    @property
-    def known(self) -> Counter[Status]:
-        """Wrong cases that known defects explain."""
-        return Counter(r.status for r in self.results.values() if r.known)
+    def known(self, status: Status) -> str:
+        """How many cases of a status known defects explain, and how many not, in brackets."""
+        return known_text([r for r in self.results.values() if r.status == status])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,9 +168,7 @@ def markdown(found: Matrix) -> str:
     for version in found.versions:
         counts = version.counts
         others = ", ".join(
-            f"{n} {status.value}" + (f" ({version.known[status]} known)" if version.known[status] else "")
-            for status, n in counts.items()
-            if status not in _COLUMNS
+            f"{n} {status.value}{version.known(status)}" for status, n in counts.items() if status not in _COLUMNS
         )
         row = [version.name, version.machine, str(len(version.results)), *(str(counts.get(s, 0)) for s in _COLUMNS)]
         rows.append([*row, others or "0"])

@@ -65,6 +65,13 @@ def conclusions(infos: Sequence[BackendInfo], results: Sequence[CaseResult], com
     return found
 
 
+def known_text(results: Sequence[CaseResult]) -> str:
+    """How many known defects do not explain, and how many they do, in brackets; empty where they explain none."""
+    known = [r for r in results if r.known]
+    allowed = ", allowed" if any(r.allowed for r in known) else ""
+    return f" ({len(results) - len(known)} new, {len(known)} known{allowed})" if known else ""
+
+
 def _conclusion(own: Sequence[CaseResult], worst: CaseResult) -> str:
     kinds: dict[Status | str, list[CaseResult]] = {}
     for result in own:
@@ -91,10 +98,8 @@ def _conclusion(own: Sequence[CaseResult], worst: CaseResult) -> str:
     parts = []
     for kind in _SAID:
         if found := kinds.get(kind, []):
-            known = sum(bool(r.known) for r in found)
             text = _said(len(found), kind, "" if parts else f" of {cases_text(len(own))}")
-            by = f" ({known} by known defects{', allowed' if any(r.allowed for r in found) else ''})"
-            parts.append(text + (by if known else "") + (_compiled(own) if kind == Status.BUILD_FAILED else ""))
+            parts.append(text + known_text(found) + (_compiled(own) if kind == Status.BUILD_FAILED else ""))
     where = ", ".join(worst.case.split(",")[:4])
     beyond = worst_verdict(worst)
     if beyond is not None and beyond.status == worst.status == Status.FAIL:

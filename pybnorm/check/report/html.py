@@ -40,7 +40,7 @@ from pybnorm.check.judging.results import (
 )
 from pybnorm.check.language import vendor_lines
 from pybnorm.check.report import page_data, plots
-from pybnorm.check.report.conclusions import conclusions
+from pybnorm.check.report.conclusions import conclusions, known_text
 from pybnorm.check.report.page_data import Block, Column
 from pybnorm.check.report.patterns import causes
 from pybnorm.check.report.plots import operation
@@ -225,14 +225,12 @@ def render(template: str, **values: Any) -> str:
 
 
 def _total(backend: str, results: Sequence[CaseResult]) -> dict[str, Any]:
-    counts = Counter(r.status for r in results)
-    known = Counter(r.status.value for r in results if r.known)
+    own = {s.value: [r for r in results if r.status == s] for s in Status}
     return {
         "backend": backend,
         "cases": len(results),
-        "counts": {s.value: counts[s] for s in Status if counts[s]},
-        "known": known,
-        "allowed": any(r.allowed for r in results),
+        "counts": {status: len(found) for status, found in own.items() if found},
+        "known": {status: known_text(found) for status, found in own.items()},
     }
 
 

@@ -23,7 +23,7 @@ from pybnorm.check.judging.results import (
     not_run,
     repro,
 )
-from pybnorm.check.report.conclusions import conclusions
+from pybnorm.check.report.conclusions import conclusions, known_text
 from pybnorm.defects import unrecorded
 
 FAILURES = 20
@@ -124,8 +124,8 @@ def _worst(result: CaseResult) -> str:
 
 def _totals(results: Sequence[CaseResult], present: Sequence[Status]) -> Iterator[Sequence[str]]:
     for name, own in by_label(results).items():
-        counts = Counter(r.status for r in own)
-        yield name, *(str(counts[s]) for s in present)
+        counts = [[r for r in own if r.status == status] for status in present]
+        yield name, *(f"{len(found)}{known_text(found)}" for found in counts)
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -35,7 +35,7 @@ from pybnorm.check.judging.results import (
     worst_verdicts,
 )
 from pybnorm.check.language import vendor_lines
-from pybnorm.check.report.conclusions import conclusions
+from pybnorm.check.report.conclusions import conclusions, known_text
 from pybnorm.check.run.support import NEWLY_UNSUPPORTED, NO_LONGER_REPEATABLE
 
 STYLES = {
@@ -246,9 +246,7 @@ def print_totals(console: Console, results: Sequence[CaseResult], seconds: float
             if counts[status]:
                 text.append(f", {counts[status]} ")
                 text.append(status.value, STYLES[status])
-                known = [r for r in own if r.status == status and r.known]
-                if known:
-                    text.append(f" ({len(known)} known{', allowed' if known[0].allowed else ''})")
+                text.append(known_text([r for r in own if r.status == status]))
         console.print(text)
     for note in notes:
         console.print(note, highlight=False, soft_wrap=True)
