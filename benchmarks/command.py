@@ -18,7 +18,7 @@ def bench() -> None:
     """Measure speed and memory."""
 
 
-@bench.command("reference")
+@bench.command("reference", short_help="Time the reference against plain NumPy.")
 @click.option("--repeats", type=click.IntRange(min=1), default=7, show_default=True, help="Timed calls of each side.")
 @output.json_option("the table")
 @click.pass_context
@@ -43,7 +43,7 @@ class _NothingToMeasureError(click.ClickException):
     exit_code = 2
 
 
-@bench.command("device")
+@bench.command("device", short_help="Time batch norm against a copy and what else is here.")
 @click.option(
     "--backend",
     help="cudnn for a GPU, onednn for the CPU. Default: cudnn where it finds a GPU, else onednn.",
@@ -133,7 +133,7 @@ def bench_device(
     context.exit(INTERRUPTED if result["stopped"] == "interrupted" else 0 if result["good"] else 1)
 
 
-@bench.command("model")
+@bench.command("model", short_help="Time steps of a ResNet-50 in PyTorch.")
 @click.option(
     "--setting", "names", multiple=True, metavar="NAME", help="What to measure. Default: all; on a CPU small."
 )

@@ -48,7 +48,10 @@ class _Commands(click.Group):
 
 @contextlib.contextmanager
 def _shown() -> Iterator[None]:
-    """Write out hidden characters in click's errors, which quote users, files and libraries; report an interrupt."""
+    """Report an interrupt, and click's errors in one line: without hidden characters, which what they quote may have.
+
+    They come without the usage of the command, which ``--help`` shows.
+    """
     try:
         yield
     except KeyboardInterrupt:
@@ -56,6 +59,8 @@ def _shown() -> Iterator[None]:
         raise click.exceptions.Exit(INTERRUPTED) from None
     except click.ClickException as error:
         vars(error)["message"] = visible(error.message)
+        if isinstance(error, click.UsageError) and not isinstance(error, click.exceptions.NoArgsIsHelpError):
+            error.ctx = None
         raise
 
 

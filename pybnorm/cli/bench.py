@@ -41,7 +41,8 @@ class _Bench(click.Group):
             return []
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return _benchmarks().get_command(ctx, cmd_name)
+        self.commands = _benchmarks().commands  # from which click suggests similar ones
+        return super().get_command(ctx, cmd_name)
 
 
 @click.group(cls=_Bench)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
-from rich.progress import TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 import pybnorm
@@ -309,7 +308,7 @@ def check(
         if not run.interrupted:
             terminal.print_backends(console, run.found)
     with run.uninterrupted():
-        with output.usage_errors(), output.progress(console, TimeElapsedColumn(), TimeRemainingColumn()) as progress:
+        with output.usage_errors(), output.progress(console) as progress:
             task = progress.add_task("check", total=None)
             run.run(
                 problems,
@@ -479,6 +478,8 @@ def _named(option: str, value: str, cases: Sequence[str], suites: Sequence[str])
     try:
         select(cases, suites)
     except ArgumentError as error:
+        if error.value == value:
+            raise ArgumentError(option, value, error.allowed) from None
         raise click.UsageError(f"{option} {one_line(value)}: {error}") from None
 
 
@@ -658,10 +659,9 @@ def _explain_absence(console: Console, run: WholeRun, document: dict[str, Any]) 
         what = "Nothing that was asked for" if asked else "No vendor library"
         console.print(Text(f"{what} could run, so nothing was checked.", "bold red"))
         for item in run.found:
-            console.print(f"  {item.backend}: {item.problem}", markup=False, soft_wrap=True)
-            if not item.loaded and not item.override:
+            if item.hint:  # what is said of the others stands above
+                console.print(f"  {item.backend}:", markup=False)
                 terminal.print_attempts(console, item)
-            if item.hint:
                 console.print(f"    to have it: {item.hint}", markup=False, soft_wrap=True)
     elif all(r.status == Status.UNSUPPORTED for r in run.results):
         console.print(Text("No backend supports any of these cases, so nothing was checked.", "bold red"))

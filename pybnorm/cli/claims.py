@@ -24,7 +24,7 @@ def claims() -> None:
     """
 
 
-@claims.command()
+@claims.command(short_help="Record what a run found of one backend.")
 @click.argument("run", metavar="RUN")
 @click.option("--backend", required=True, shell_complete=completion.backends, help="Whose record to make.")
 @output.json_option("its text")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 
 import click
-from rich.progress import TimeRemainingColumn
 from rich.text import Text
 
 from pybnorm._text import one_line
@@ -65,7 +64,7 @@ def compare(
                     f"{option} would overwrite the run {one_line(target)}; use {option}=FILE to write elsewhere"
                 )
         targets = output.targets(context, "compare", json=json_target, html=html_target)
-        with output.progress(console, TimeRemainingColumn()) as progress:
+        with output.progress(console) as progress:
             task = progress.add_task("compare")
             comparison = comparing.compare(
                 runs, lambda done, total: progress.update(task, completed=done, total=total), allow_known

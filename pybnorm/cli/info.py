@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import signal
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -59,7 +60,8 @@ def info(context: click.Context, json_target: str | None, as_claims: str | None,
     if as_claims is not None:
         _print_claims(as_claims, timeout)
         return
-    found, abilities = _asked([Worker(name, timeout=timeout) for name in pybnorm.backends()])
+    console = output.console(stderr=json_target == "-")
+    found, abilities = _asked([Worker(name, timeout=timeout) for name in pybnorm.backends()], console)
     if "--json" in targets:
         backends = [
             vars(i)
@@ -71,7 +73,6 @@ def info(context: click.Context, json_target: str | None, as_claims: str | None,
         targets["--json"].put(functools.partial(output.write_json, document))
     if json_target == "-":
         return
-    console = output.console()
     here = machine()
     console.print(f"pybnorm {here['pybnorm']}, Python {here['python']}, {here['platform']}")
     for item in sorted(found, key=lambda i: (not i.loaded, bool(i.problem))):
@@ -81,12 +82,14 @@ def info(context: click.Context, json_target: str | None, as_claims: str | None,
             _print_absence(console, item)
 
 
-def _asked(workers: list[Worker]) -> tuple[list[BackendInfo], dict[str, list[dict[str, Any]]]]:
+def _asked(workers: list[Worker], console: Console) -> tuple[list[BackendInfo], dict[str, list[dict[str, Any]]]]:
     """Ask all backends at once what they are and can do: most of the time is the start of a process."""
-    with ThreadPoolExecutor(len(workers)) as threads:
+    with ThreadPoolExecutor(len(workers)) as threads, output.progress(console) as progress:
         try:
-            answers = list(threads.map(_ask, workers))
-        except BaseException:  # such as Ctrl-C: nothing waits for a library that hangs
+            answers = list(progress.track(threads.map(_ask, workers), len(workers), description="info"))
+        except BaseException as error:  # such as Ctrl-C: nothing waits for a library that hangs
+            if isinstance(error, KeyboardInterrupt):
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would leave a process to be waited for
             for worker in workers:
                 worker.end()
             raise

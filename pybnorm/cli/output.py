@@ -13,7 +13,19 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any, TypeVar, cast
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 from pybnorm import _files
 from pybnorm._text import one_line, reason
@@ -124,16 +136,24 @@ class _Lines(Progress):
             self._next = now + EVERY
             task = next(task for task in self.tasks if task.id == task_id)
             of = "" if task.total is None else f" of {task.total:g}"
+            of += f", {now - self._start:.0f} s"
+            if task.time_remaining:
+                of += f", {task.speed:.3g}/s, {task.time_remaining:.0f} s left"
             with contextlib.suppress(OSError):  # nobody reads standard error
-                click.echo(f"{task.description}: {task.completed:g}{of}, {now - self._start:.0f} s", err=True)
+                click.echo(f"{task.description}: {task.completed:g}{of}", err=True)
 
 
-def progress(on: Console, *more: ProgressColumn) -> Progress:
-    """A progress bar on a terminal, else a line on standard error every `EVERY` seconds."""
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return TaskProgressColumn.render_speed(task.speed)
+
+
+def progress(on: Console) -> Progress:
+    """A progress bar on a terminal, else a line on standard error every `EVERY` seconds; with rate and time left."""
     if not on.is_terminal:
         return _Lines(on)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *(more or (TimeElapsedColumn(),)))
-    return Progress(*columns, console=on, transient=True)
+    columns = (BarColumn(), MofNCompleteColumn(), _Rate(), TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(TextColumn("{task.description}"), *columns, console=on, transient=True)
 
 
 # ---------------------------------------------------------------- JSON

@@ -1,11 +1,14 @@
-"""A command whose options stand in sections, with a hint for a suite that is named without its option."""
+"""A command whose options stand in sections, with a hint for a value that is named without its option."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
+
+import pybnorm
 
 __all__ = ["Sectioned"]
 
@@ -34,14 +37,17 @@ class Sectioned(click.Command):
                 formatter.write_dl(found)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line; an argument that is a suite's name is told what it may have meant."""
+        """Read the command line; an argument that is the value of an option is told which may have been meant."""
         from pybnorm.check.language.lines import packaged_suites
 
         given = list(args)
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            words = [word for word in given if word in packaged_suites() and f"({word}" in error.message]
-            if not words:
-                raise
-            raise click.UsageError(f"{words[0]} is no argument (did you mean --suite {words[0]}?)", ctx) from None
+            meant = [("--suite", word) for word in given if word in packaged_suites() or os.path.isfile(word)]
+            meant += [("--backend", word) for word in given if word in pybnorm.backends()]
+            meant += [("--case", word) for word in given if "," in word]
+            for option, word in meant:
+                if f"({word}" in error.message:
+                    raise click.UsageError(f"{word} is no argument (did you mean {option} {word}?)", ctx) from None
+            raise

@@ -541,7 +541,7 @@ def test_an_interrupt_leaves_an_incomplete_table_and_json(onednn, tmp_path):
         (["--case", "train,spatail,f32,nchw,2x3"], ": mode: got spatail (did you mean 'spatial'?), allowed"),
         (["--case", "train,spatail,f32,nchw,2x3"], "--case train,spatail,f32,nchw,2x3: mode"),
         (["--suite", "smoke", "--suite", "standart"], "(did you mean 'standard'?)"),
-        (["--suite", "smoke", "--suite", "standart"], "--suite standart: suite"),
+        (["--suite", "smoke", "--suite", "standart"], "--suite: got standart"),
         (["--backend", "onednm"], "--backend: got onednm (did you mean 'onednn'?), allowed"),
         (["--executor", "pol"], "(did you mean 'pool'?)"),
     ],
@@ -563,8 +563,10 @@ def test_progress_goes_to_standard_error_where_no_terminal_shows_it(monkeypatch,
     with output.progress(output.console()) as progress:
         task = progress.add_task("check")
         progress.update(task, description="onednn", completed=3, total=7)
+        time.sleep(0.01)
+        progress.update(task, completed=5, total=7)
     captured = capsys.readouterr()
-    assert re.fullmatch(r"onednn: 3 of 7, \d+ s\n", captured.err)
+    assert re.fullmatch(r"(onednn: 3 of 7, \d+ s\n){1,2}onednn: 5 of 7, \d+ s, [\d.e+]+/s, 1 s left\n", captured.err)
     assert captured.out == ""
     monkeypatch.setattr(output, "EVERY", 1e9)
     with output.progress(output.console()) as progress:
@@ -872,7 +874,8 @@ def test_a_saved_run_has_its_outputs_and_resumes_where_it_was_interrupted(onednn
     assert sorted(cases) == sorted(again)
 
 
-def test_an_interrupt_of_info_waits_for_no_library_that_hangs():
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_an_interrupt_of_info_waits_for_no_library_that_hangs(interrupts):
     code = """
 import importlib, os, signal, time
 from pybnorm.cli import main
@@ -884,10 +887,14 @@ def ask(worker):
             once.clear()
             os.kill(os.getpid(), number)
         worker.call(time.sleep, 600)
-info._ask = ask
+def end(worker, end=info.Worker.end):
+    if again:
+        os.kill(os.getpid(), signal.SIGINT)
+    end(worker)
+info._ask, info.Worker.end = ask, end
 main(["info"], prog_name="pybnorm")
 """
-    done = process(program=("-c", code))
+    done = process(program=("-c", f"again = {interrupts - 1}{code}"))
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
@@ -1029,7 +1036,12 @@ def test_a_first_run_ends_in_its_verdict_and_one_command(onednn, monkeypatch):
     ("words", "text"),
     [
         (["smoke"], "smoke is no argument (did you mean --suite smoke?)"),
+        (["onednn"], "onednn is no argument (did you mean --backend onednn?)"),
+        (["train,spatial,f32,nchw,2x3"], "(did you mean --case train,spatial,f32,nchw,2x3?)"),
+        ([__file__], f"(did you mean --suite {__file__}?)"),
         (["nonsense"], "unexpected extra argument"),
+        (["--suit", "smoke"], "--suite"),
+        (["--jobs", "0"], "0 is not in the range"),
         (["--suite", "smok"], "did you mean 'smoke'?"),
         (["--data", "/no/such.npz"], "No such file or directory"),
     ],
@@ -1038,4 +1050,23 @@ def test_what_is_wrong_is_said_without_a_number(words, text):
     done = run("check", *words)
     assert done.returncode == 2
     assert text in done.stderr
+    assert done.stderr.startswith("Error: ")
+    assert done.stderr.count("\n") == 1
     assert "Errno" not in done.stderr
+
+
+def test_a_group_suggests_the_command_that_was_meant_and_cuts_no_help():
+    assert "'device'" in run("bench", "devic").stderr
+    for group in ("bench", "claims"):
+        assert "..." not in run(group, "--help").stdout.partition("Commands:")[2]
+
+
+def test_why_an_implementation_cannot_be_imported_is_said_once():
+    done = run("check", "--implementation", "no_such_module:f")
+    assert done.returncode == 2
+    assert done.stdout.count("No module named") == 1
+    assert "ArgumentError" not in done.stdout
+
+
+def test_a_folder_without_a_run_is_said_to_have_none(tmp_path):
+    assert "(it has no run.json)" in run("compare", tmp_path).stderr

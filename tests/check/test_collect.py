@@ -6,6 +6,8 @@ import json
 import os
 import platform
 import re
+import subprocess
+import sys
 import tempfile
 import zipfile
 
@@ -93,3 +95,12 @@ def test_what_tuning_chose_is_told(monkeypatch, tmp_path):
     assert collection._databases().splitlines()[1:] == [
         f"{9:>12} {tmp_path / 'gfx1100.ukdb'}", "4x3=BnBwdTrainingSpatial:Variant1-1"
     ]  # fmt: skip
+
+
+def test_the_time_left_is_said_while_a_command_runs(monkeypatch):
+    monkeypatch.setattr(collection, "_EVERY", 0.05)
+    said = []
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.5)"], stdout=subprocess.PIPE) as child:
+        assert collection._waited(child, 100, said.append) == b""
+    assert len(said) > 1
+    assert said == sorted(said, reverse=True)

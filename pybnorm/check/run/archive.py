@@ -228,7 +228,8 @@ def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
     except (OSError, *_DAMAGED) as error:
         below = place / "run"  # as ci/check-library.sh leaves it
         near = f" (did you mean {str(below)!r}?)" if os.path.exists(below / DOCUMENT) else ""
-        text = f"a folder of check --save or a file of check --json ({reason(error)}){near}"
+        why = reason(error) if file == place or file.exists() else f"it has no {DOCUMENT}"
+        text = f"a folder of check --save or a file of check --json ({why}){near}"
         raise ArgumentError("RUN", str(path), text) from None
     return dict(document)
 

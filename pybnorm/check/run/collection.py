@@ -41,6 +41,8 @@ _LAST = 15
 """Seconds of those that an interrupted check may take to print."""
 _INFO = 40
 """Seconds that each of those may take that only look around."""
+_EVERY = 30.0
+"""Seconds between lines of progress."""
 _DIMS = (16, 64, 28, 28)
 _PLACES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "CONDA_PREFIX", "VIRTUAL_ENV", "PYTORCH_MIOPEN_SUGGEST_NHWC")
 _OF_VENDORS = re.compile(
@@ -150,11 +152,10 @@ def bench(name: str) -> None:
 
 def _output(name: str, words: list[str], seconds: float, step: Callable[[str], object]) -> str:
     """The output of a command on both streams; it is interrupted after `seconds`, and then killed."""
-    step(name)
     command = [sys.executable, "-m", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True) as child:
         try:
-            out, _ = child.communicate(timeout=max(seconds, 1))
+            out = _waited(child, max(seconds, 1), lambda left: step(f"{name}, at most {left:.0f} s"))
         except subprocess.TimeoutExpired:
             child.send_signal(signal.SIGINT)
             try:
@@ -167,6 +168,19 @@ def _output(name: str, words: list[str], seconds: float, step: Callable[[str], o
             os.killpg(child.pid, signal.SIGKILL)
             raise
     return out.decode(errors="replace")
+
+
+def _waited(child: subprocess.Popen[bytes], seconds: float, step: Callable[[float], object]) -> bytes:
+    """The output of a process that ends within `seconds`; `step` is given what is left of them, every half minute."""
+    end = time.monotonic() + seconds
+    while True:
+        left = end - time.monotonic()
+        step(left)
+        try:
+            return child.communicate(timeout=min(left, _EVERY))[0]
+        except subprocess.TimeoutExpired:
+            if left <= _EVERY:
+                raise
 
 
 def _environment(info: str) -> str:

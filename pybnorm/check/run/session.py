@@ -152,7 +152,8 @@ def _described(backend: str) -> BackendInfo:
         info.device = devices.device_for(found.device_type).name
         info.driver = devices.driver(found.device_type)
     except Exception as error:
-        info.problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        kind = "" if isinstance(error, errors.ArgumentError) else f"{type(error).__name__}: "
+        info.problem = f"{kind}{error}".splitlines()[0]
         return info
     info.variables = variables(backend)
     info.cpu_flags = cpu_flags() if found.device_type == CPU else []
