@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from tables import table
 
 from pybnorm.check.judging.bounds import Status
-from pybnorm.check.language import data, generator
+from pybnorm.check.language import data, fills, generator
 from pybnorm.check.language.data import generate, sums_are_exact
 from pybnorm.check.language.generator import normal, splitmix64, uniform
 from pybnorm.check.language.problem import FILLS, Problem
@@ -255,7 +255,7 @@ def test_saved_statistics_are_not_all_those_of_x():
 def test_chunks_do_not_show(line, monkeypatch):
     whole = digest(line)
     for size in (1, 7, 50):
-        monkeypatch.setattr(data, "CHUNK", size)
+        monkeypatch.setattr(fills, "CHUNK", size)
         assert digest(line) == whole
 
 
@@ -277,14 +277,14 @@ def test_threads_change_no_bit(fill, monkeypatch):
     """A large array is made by as many as there are, each value by its number alone."""
     problem = Problem.parse(f"backward,spatial,f32,nchw,8x33x64x64,fill={fill},beta=1")
     assert math.prod(problem.dims) >= threads.LARGE
-    made, seen, round_to = [], set(), data.round_to
+    made, seen, round_to = [], set(), fills.round_to
 
     def rounded(values, dtype):
-        if values.size == data.CHUNK:
+        if values.size == generator.CHUNK:
             seen.add(threading.current_thread() is threading.main_thread())
         return round_to(values, dtype)
 
-    monkeypatch.setattr(data, "round_to", rounded)
+    monkeypatch.setattr(fills, "round_to", rounded)
     for count in (1, 3):
         seen.clear()
         monkeypatch.setattr(threads, "threads", lambda count=count: count)
@@ -308,11 +308,11 @@ def test_the_order_of_long_rows_is_the_stable_one(different):
     keys = rng.integers(0, different, (3, 5000), np.uint64) << np.uint64(32)
     keys |= rng.integers(0, 4, keys.shape, np.uint64)
     order = np.argsort(keys, axis=1, kind="stable")
-    assert (generator._order(keys) == order).all()
+    assert (generator.order(keys) == order).all()
     for count in (5000, 1000):  # of places in three runs
         short, ends = keys[:, :count], (count // 4, count // 2)
         runs = np.searchsorted(ends, np.argsort(short, axis=1, kind="stable"), side="right")
-        assert (generator._levels(short, ends) == runs).all()
+        assert (generator.levels(short, ends) == runs).all()
 
 
 # ---------------------------------------------------------------- the fills
@@ -341,7 +341,7 @@ def test_the_paired_fill_has_exact_sums(dtype, mode, dims):
     assert sums_are_exact(problem)
     inputs = generate(problem)
     digits = 53 if dtype == "f64" else 24
-    half = data._paired_size(problem) // 2
+    half = fills.paired_size(problem) // 2
     x, dy = rows_of(problem, inputs.x) * half, rows_of(problem, inputs.dy)
     mean = inputs.saved_mean.astype(np.float64).reshape(-1, 1) * half
     for units in (x, dy, mean):
@@ -749,7 +749,7 @@ def test_what_was_drawn_for_other_cases_changes_nothing(fill):
 
     line = f"train,spatial,f32,nchw,4x3x5x3,fill={fill},beta=1,seed=3"
     generator._drawn.clear()
-    generator._shared_levels.cache_clear()
+    generator.shared_levels.cache_clear()
     first = made(line)
     for other in (
         "backward,spatial,f64,nhwc,2x3x1x1",

@@ -25,9 +25,9 @@ def splitmix64(
 ) -> npt.NDArray[np.uint64]:
     """`count` uniform 64-bit words of `stream`, from the one numbered `first`: each depends on its number alone."""
     if judge is not None:
-        return _words_at(seed, stream, judge.arange(first, first + count, np.uint64))
+        return words_at(seed, stream, judge.arange(first, first + count, np.uint64))
     if count <= CHUNK:
-        return _words_at(seed, stream, np.arange(first, first + count, dtype=np.uint64))
+        return words_at(seed, stream, np.arange(first, first + count, dtype=np.uint64))
     words = np.empty(count, np.uint64)
     for start in range(0, count, CHUNK):
         stop = min(start + CHUNK, count)
@@ -35,7 +35,8 @@ def splitmix64(
     return words
 
 
-def _words_at(seed: int, stream: int, index: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def words_at(seed: int, stream: int, index: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The words of `stream` that have these numbers."""
     start = _mix(_mix(seed + _GOLDEN) ^ (stream * _GOLDEN & _MASK))
     z = index + np.uint64(1)
     z *= np.uint64(_GOLDEN)
@@ -48,14 +49,14 @@ def _words_at(seed: int, stream: int, index: npt.NDArray[np.uint64]) -> npt.NDAr
     return z
 
 
-_SHARED = 1 << 14
+SHARED = 1 << 14
 """Elements up to which what is drawn for one case is kept for the next: they differ in dtype and layout, seldom in
 seed."""
 _drawn: dict[tuple[str, int, int], Array] = {}
 _DRAWN = 128
 
 
-def _shared(kind: str, seed: int, stream: int, count: int) -> Array:
+def shared(kind: str, seed: int, stream: int, count: int) -> Array:
     """The first `count` "words" of a stream, or their "normal" values; not to be written."""
     key = kind, seed, stream
     found = _drawn.get(key)
@@ -130,7 +131,7 @@ def _log(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return 2.0 * s * series + exponent * 0.6931471805599453
 
 
-def _order(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
+def order(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
     """The stable order of each row's keys, of long rows by two radix sorts of 16 bits each."""
     if isinstance(keys, Foreign):
         return keys.order()
@@ -149,8 +150,8 @@ def _order(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
     return order
 
 
-def _levels(keys: npt.NDArray[np.uint64], ends: Sequence[int]) -> npt.NDArray[np.intp]:
-    """Say in which of the runs that end at `ends` lie the places that `_order` gives, row by row.
+def levels(keys: npt.NDArray[np.uint64], ends: Sequence[int]) -> npt.NDArray[np.intp]:
+    """Say in which of the runs that end at `ends` lie the places that `order` gives, row by row.
 
     The run of a place takes the last bits of its key, so that keys are carried along and no order. Where those bits
     would decide, the order is asked after all.
@@ -177,13 +178,13 @@ def _levels(keys: npt.NDArray[np.uint64], ends: Sequence[int]) -> npt.NDArray[np
     marked &= np.uint64(_LEVELS)
     found: npt.NDArray[np.intp] = marked.astype(np.intp)
     for k in np.flatnonzero(doubtful):
-        found[k] = np.searchsorted(ends, _order(keys[k : k + 1])[0], side="right")
+        found[k] = np.searchsorted(ends, order(keys[k : k + 1])[0], side="right")
     return found
 
 
 @functools.lru_cache(maxsize=32)
-def _shared_levels(seed: int, stream: int, count: int, m: int, ends: tuple[int, ...]) -> npt.NDArray[np.intp]:
-    """`_levels` of the first `count` statistics of m; not to be written."""
-    levels = _levels(splitmix64(seed, stream, count * m).reshape(count, m), ends)
-    levels.flags.writeable = False
-    return levels
+def shared_levels(seed: int, stream: int, count: int, m: int, ends: tuple[int, ...]) -> npt.NDArray[np.intp]:
+    """`levels` of the first `count` statistics of m; not to be written."""
+    found = levels(splitmix64(seed, stream, count * m).reshape(count, m), ends)
+    found.flags.writeable = False
+    return found

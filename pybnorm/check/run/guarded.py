@@ -28,8 +28,9 @@ import numpy as np
 from pybnorm import _arguments, errors
 from pybnorm._arrays import CPU, Buffer, Memory
 from pybnorm.check.language import calls
-from pybnorm.check.language.data import CHUNK, GUARD, Inputs, numpy_dtype, surrounded
-from pybnorm.check.language.generator import splitmix64
+from pybnorm.check.language.data import Inputs, numpy_dtype, surrounded
+from pybnorm.check.language.fills import GUARD
+from pybnorm.check.language.generator import CHUNK, splitmix64
 from pybnorm.check.language.problem import Problem
 from pybnorm.check.run.fence import Fence, described, watched
 from pybnorm.check.run.perform import make
