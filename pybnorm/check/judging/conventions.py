@@ -104,6 +104,11 @@ class Given:
     unbiased: bool = True
     saves_variance: bool = False
 
+    def first(self) -> Given:
+        """The same at the first few elements."""
+        x, dy = (None if a is None else a[:, :FEW] for a in (self.x, self.dy))
+        return dataclasses.replace(self, x=x, dy=dy)
+
 
 def convention_of(expected: Expected, output: str, got: Array) -> Convention | None:
     """The convention that explains an output that is wrong; None if none does."""
@@ -115,9 +120,8 @@ def convention_of(expected: Expected, output: str, got: Array) -> Convention | N
         if not seen.usable:
             return None
         found = []
-        weighed = Evidence(seen.got, seen.right, seen.allowed, seen.rounding)
         for made in seen.candidates():
-            bits = weighed.bits(made.values) - EACH * (len(made.texts) - 1)
+            bits = seen.evidence.bits(made.values) - EACH * (len(made.texts) - 1)
             if bits >= NEEDED:
                 found.append(Convention(" and ".join(made.texts), made.switch, bits))
     if not found:
@@ -142,6 +146,15 @@ class Evidence:
         shares = allowed.max(axis=1, keepdims=True)[some] / self._size[some]
         self._relative = float(np.median(shares)) if shares.size else 0.0
         self._before = np.sqrt(((got - right) ** 2).mean(axis=1))
+        largest = np.abs(got).max(axis=1, keepdims=True) + 2 * allowed.max(axis=1, keepdims=True)
+        largest = largest / (1 - 2 * self._relative) if self._relative < 0.5 else np.full_like(largest, np.inf)
+        # of a convention that is within its bound: no element of it is larger than `largest`
+        reach = 2 * (allowed + self._relative * np.maximum(largest - self._size, 0))
+        self._low, self._high = ((got + way * reach)[:, :FEW] for way in (-1, 1))
+
+    def may_fit(self, made: Array) -> Array:
+        """Say which of some conventions, (..., statistics, `FEW` places), may be within their bounds."""
+        return ((made >= self._low) & (made <= self._high)).all(axis=(-2, -1))
 
     def bits(self, made: Array) -> float:
         """Bits by which `made` explains what came better than what is correct does; 0 if it is not within its bound."""
@@ -149,10 +162,7 @@ class Evidence:
             made = np.broadcast_to(made, self._got.shape)
         size = np.abs(made).max(axis=1, keepdims=True)
         more = self._relative * np.maximum(size - self._size, 0)  # of what is larger
-        for part in (slice(FEW), slice(FEW, None)):  # most conventions differ at the first few places
-            if not (np.abs(self._got[:, part] - made[:, part]) <= 2 * (self._allowed[:, part] + more)).all():
-                return 0.0
-        if not np.isfinite(size).all():
+        if not np.isfinite(size).all() or not (np.abs(self._got - made) <= 2 * (self._allowed + more)).all():
             return 0.0
         floor = self._rounding * np.sqrt((made**2).mean(axis=1)) + np.finfo(np.float64).tiny
         after = np.maximum(np.sqrt(((self._got - made) ** 2).mean(axis=1)), floor)
@@ -183,9 +193,8 @@ class _Seen:
         right, error = self._data() if data else self._vector()
         self.rounding = expected.precision.u_out if data else expected.precision.u_param
         self.right, self.allowed = right, error
-        known = np.isfinite(right + error).all(axis=1)
-        if not known.all():
-            self.usable = False
+        self.usable = bool(np.isfinite(right + error).all())
+        self.evidence = Evidence(self.got, right, error, self.rounding)
 
     def elements(self, array: Any, chosen: Array) -> Array:
         """Elements of an array of x's shape."""
@@ -219,7 +228,7 @@ class _Seen:
             error = forward_error(g.x, g.mean, np.abs(g.inverse), g.scale, g.bias, errors, p.u)
         else:
             assert g.dy is not None
-            made = next(m.values for m in _dx(g) if not m.texts)
+            made = g.scale * g.inverse * _inner(g, g.inverse, 1.0, 1.0)
             if g.dscale is None or g.dbias is None:
                 result, sums = made, [np.zeros_like(g.mean)] * 2
                 dscale = dbias = sums[0]
@@ -233,10 +242,18 @@ class _Seen:
         return stored(error, result, *self.blend, p.u, p.u_out, p.tiny_out)
 
     def candidates(self) -> Iterator[Made]:
-        """The output as each convention makes it, blended."""
+        """The output as each convention makes it that may be within its bound, blended."""
         alpha, beta, prior = self.blend
-        for made in candidates(self.given, self.output):
-            yield made._replace(values=blended(made.values, alpha, beta, prior))
+        few = None if prior is None else prior[:, :FEW]
+        first = self.given.first()
+        for block in _MAKERS[self.output](self.given) if self.output in _MAKERS else ():
+            fits = self.evidence.may_fit(blended(block.made(first, *block.stacked()), alpha, beta, few))
+            for chosen in np.argwhere(fits):
+                ways = [row[i] for row, i in zip(block.ways, chosen, strict=True)]
+                values = block.made(self.given, *(value for way in ways for value in way.values))
+                texts = tuple(way.text for way in ways if way.text)
+                switch = "; ".join(dict.fromkeys(way.switch for way in ways if way.switch))
+                yield Made(texts, switch, blended(values, alpha, beta, prior))
         yield from self._other_layout()
 
     def _other_layout(self) -> Iterator[Made]:
@@ -354,23 +371,30 @@ class _Way(NamedTuple):
 
     text: str
     switch: str
-    values: tuple[Array, ...]
+    values: tuple[Any, ...]
 
 
-def candidates(g: Given, output: str) -> Iterator[Made]:
-    """An output as each convention makes it; without a text as the definition does."""
-    makers = {
-        "y": _y,
-        "dx": _dx,
-        "dscale": _dscale,
-        "dbias": _dbias,
-        "saved_mean": _saved_mean,
-        "saved_inv_variance": _saved_spread,
-        "running_mean": _running_mean,
-        "running_variance": _running_variance,
-    }
-    if output in makers:
-        yield from makers[output](g)
+class _Block(NamedTuple):
+    """Every combination of some ways, one of each row, and the output that the numbers make with their values."""
+
+    ways: tuple[list[_Way], ...]
+    made: Callable[..., Array]
+
+    def stacked(self) -> Iterator[Array]:
+        """The values of all ways at the first few elements: an axis for each row, then statistics and places."""
+        for axis, row in enumerate(self.ways):
+            for same in zip(*(way.values for way in row), strict=True):
+                arrays = [np.atleast_2d(a)[:, :FEW] for a in same]
+                shape = [max(a.shape[i] for a in arrays) for i in (0, 1)]
+                whole = np.empty((len(row), *(1,) * (len(self.ways) - axis - 1), *shape))
+                for number, array in enumerate(arrays):
+                    whole[number] = array
+                yield whole
+
+
+def _forms(*ways: tuple[str, str, Array]) -> Iterator[_Block]:
+    """An output's forms, with their texts and switches."""
+    yield _Block(([_Way(text, switch, (values,)) for text, switch, values in ways],), lambda g, values: values)
 
 
 def _epsilons(epsilon: float) -> Iterator[tuple[str, str, float]]:
@@ -461,62 +485,60 @@ def _affine(g: Given) -> Iterator[_Way]:
     yield _Way("beta is subtracted", "", (g.scale, -g.bias))
 
 
-def _together(*ways: _Way) -> tuple[tuple[str, ...], str]:
-    """Texts and switch of several ways."""
-    return tuple(w.text for w in ways if w.text), "; ".join(dict.fromkeys(w.switch for w in ways if w.switch))
+def _y(g: Given) -> Iterator[_Block]:
+    def made(g: Given, mean: Array, inverse: Array, scale: Array, bias: Array) -> Array:
+        assert g.x is not None
+        return scale * ((g.x - mean) * inverse) + bias
+
+    yield _Block((list(_statistics(g)), list(_affine(g))), made)
 
 
-def _y(g: Given) -> Iterator[Made]:
-    assert g.x is not None
-    for one in _statistics(g):
-        mean, inverse = one.values
-        normal = (g.x - mean) * inverse
-        for two in _affine(g):
-            scale, bias = two.values
-            yield Made(*_together(one, two), scale * normal + bias)
-
-
-def _terms(g: Given, normal: Array, times: Array) -> Iterator[tuple[str, str, Array]]:
-    """The gradient of x before scale and 1/sigma; dscale is `times` what is given."""
-    assert g.dy is not None
-    dy = g.dy
+def _terms(g: Given) -> Iterator[_Way]:
+    """The factors of the means of dy and of dy x_hat in the gradient of x."""
+    yield _Way("", "", (1.0, 1.0))
     if g.dscale is None or g.dbias is None:
-        yield "", "", dy
         return
-    centre, along = g.dbias / g.m, g.dscale * times / g.m
-    yield "", "", dy - centre - normal * along
-    yield "dx is that of evaluation, without the sums", EVALUATION, dy + 0 * normal
-    yield "dx without the term of dbias, the mean of dy", "", dy - normal * along
-    yield "dx without the term of dscale, the projection on x_hat", "", dy - centre + 0 * normal
-    yield "dx with sums in place of means", "", dy - g.m * (centre + normal * along)
-    yield "dx with the sum of dy in place of its mean", "", dy - g.m * centre - normal * along
-    yield "dx with the sum dscale in place of its mean", "", dy - centre - g.m * normal * along
-    yield "dx without 1/sigma in its projection", "", dy - centre - normal / g.inverse * along
-    yield "dx with 1/sigma squared in its projection", "", dy - centre - normal * g.inverse * along
-    yield "dx with the terms added, not subtracted", "", dy + centre + normal * along
+    m, r = float(g.m), g.inverse
+    yield _Way("dx is that of evaluation, without the sums", EVALUATION, (0.0, 0.0))
+    yield _Way("dx without the term of dbias, the mean of dy", "", (0.0, 1.0))
+    yield _Way("dx without the term of dscale, the projection on x_hat", "", (1.0, 0.0))
+    yield _Way("dx with sums in place of means", "", (m, m))
+    yield _Way("dx with the sum of dy in place of its mean", "", (m, 1.0))
+    yield _Way("dx with the sum dscale in place of its mean", "", (1.0, m))
+    yield _Way("dx without 1/sigma in its projection", "", (1.0, 1 / r))
+    yield _Way("dx with 1/sigma squared in its projection", "", (1.0, r))
+    yield _Way("dx with the terms added, not subtracted", "", (-1.0, -1.0))
     if g.m > 1:
         c = g.m / (g.m - 1)
-        yield "dx with a projection divided by m - 1", "", dy - centre - c * normal * along
-        yield "dx with means divided by m - 1", "", dy - c * (centre + normal * along)
+        yield _Way("dx with a projection divided by m - 1", "", (1.0, c))
+        yield _Way("dx with means divided by m - 1", "", (c, c))
 
 
-def _dx(g: Given) -> Iterator[Made]:
+def _inner(g: Given, inverse: Any, centre: Any, along: Any) -> Array:
+    """The gradient of x before scale and 1/sigma, with factors of its terms."""
     assert g.x is not None
-    for one in _spreads(g):
-        (inverse,) = one.values
-        normal = (g.x - g.mean) * inverse
-        for text, switch, inner in _terms(g, normal, inverse / g.inverse):
-            two = _Way(text, switch, ())
-            for three in _scales(g):
-                yield Made(*_together(one, two, three), three.values[0] * inverse * inner)
-            if not one.text:
-                whole = g.scale * inner
-                yield Made((*_together(two)[0], "dx is multiplied by the standard deviation"), switch, whole / inverse)
-                yield Made((*_together(two)[0], "dx is multiplied by m"), switch, whole * inverse * g.m)
-                yield Made((*_together(two)[0], "dx is divided by gamma"), switch, inner * inverse / g.scale)
+    assert g.dy is not None
+    if g.dscale is None or g.dbias is None:
+        return g.dy
+    projection = along * (g.dscale * (inverse / g.inverse) / g.m)
+    return g.dy - centre * (g.dbias / g.m) - (g.x - g.mean) * inverse * projection
 
 
-def _dscale(g: Given) -> Iterator[Made]:
+def _dx(g: Given) -> Iterator[_Block]:
+    def made(g: Given, inverse: Array, centre: Any, along: Any, scale: Array) -> Array:
+        return scale * inverse * _inner(g, inverse, centre, along)
+
+    spreads, terms = list(_spreads(g)), list(_terms(g))
+    yield _Block((spreads, terms, list(_scales(g))), made)
+    last = [
+        _Way("dx is multiplied by the standard deviation", "", (g.scale / g.inverse**2,)),
+        _Way("dx is multiplied by m", "", (g.scale * g.m,)),
+        _Way("dx is divided by gamma", "", (1 / g.scale,)),
+    ]
+    yield _Block((spreads[:1], terms, last), made)
+
+
+def _dscale(g: Given) -> Iterator[_Block]:
     if g.dscale is None or g.dbias is None:
         return
     d, b, r = g.dscale, g.dbias, g.inverse
@@ -533,38 +555,39 @@ def _dscale(g: Given) -> Iterator[Made]:
         "dscale has the other sign": -d,
         "dscale and dbias are taken for one another": b,
     }
-    for one in _spreads(g):
-        for text, values in forms.items():
-            yield Made(*_together(one, _Way(text, "", ())), values * one.values[0] / r)
+    ways = [_Way(text, "", (values,)) for text, values in forms.items()]
+    yield _Block((list(_spreads(g)), ways), lambda g, inverse, values: values * inverse / g.inverse)
 
 
-def _dbias(g: Given) -> Iterator[Made]:
+def _dbias(g: Given) -> Iterator[_Block]:
     if g.dscale is None or g.dbias is None:
         return
     b = g.dbias
-    forms = {
-        "": b,
-        "dbias is a mean, not a sum": b / g.m,
-        "dbias has the other sign": -b,
-        "dscale and dbias are taken for one another": g.dscale,
-        "dbias multiplied by gamma": b * g.scale,
-        "dbias divided by gamma": b / g.scale,
-        "dbias multiplied by 1/sigma": b * g.inverse,
-    }
-    for text, values in forms.items():
-        yield Made(_together(_Way(text, "", ()))[0], "", values)
+    yield from _forms(
+        ("", "", b),
+        ("dbias is a mean, not a sum", "", b / g.m),
+        ("dbias has the other sign", "", -b),
+        ("dscale and dbias are taken for one another", "", g.dscale),
+        ("dbias multiplied by gamma", "", b * g.scale),
+        ("dbias divided by gamma", "", b / g.scale),
+        ("dbias multiplied by 1/sigma", "", b * g.inverse),
+    )
 
 
-def _saved_mean(g: Given) -> Iterator[Made]:
-    yield Made((), "", g.mean)
-    yield Made(("the sum is saved, not the mean",), "", g.mean * g.m)
-    yield Made(("the mean is saved with the other sign",), "", -g.mean)
+def _saved_mean(g: Given) -> Iterator[_Block]:
+    yield from _forms(
+        ("", "", g.mean),
+        ("the sum is saved, not the mean", "", g.mean * g.m),
+        ("the mean is saved with the other sign", "", -g.mean),
+    )
     if g.m > 1:
-        yield Made(("the mean is divided by m - 1",), "", g.mean * g.m / (g.m - 1))
+        yield from _forms(("the mean is divided by m - 1", "", g.mean * g.m / (g.m - 1)))
     if g.old_mean is not None:
-        yield Made(("the running mean of before is saved, not the batch's",), EVALUATION, g.old_mean)
         new = g.factor * g.mean + (1 - g.factor) * g.old_mean
-        yield Made(("the running mean after its update is saved, not the batch's",), "", new)
+        yield from _forms(
+            ("the running mean of before is saved, not the batch's", EVALUATION, g.old_mean),
+            ("the running mean after its update is saved, not the batch's", "", new),
+        )
 
 
 _SAVED = (
@@ -575,7 +598,7 @@ _SAVED = (
 """Of `_spreads`, what is saved under another name."""
 
 
-def _saved_spread(g: Given) -> Iterator[Made]:
+def _saved_spread(g: Given) -> Iterator[_Block]:
     v, e = g.variance, g.epsilon
     if v is None:
         return
@@ -595,42 +618,44 @@ def _saved_spread(g: Given) -> Iterator[Made]:
     inverse = ("inverse standard deviation", VARIANCE, g.inverse)
     if g.saves_variance:
         forms = [*forms[1:], inverse]
-    yield Made((), "", v if g.saves_variance else g.inverse)
-    for name, switch, values in forms:
-        yield Made((f"the {name} is saved, not {what}",), switch, values)
-    for way in () if g.saves_variance else _spreads(g):
-        if way.text and way.text not in _SAVED:
-            yield Made(_together(way)[0], way.switch, way.values[0])
+    yield from _forms(("", "", v if g.saves_variance else g.inverse))
+    yield from _forms(*((f"the {name} is saved, not {what}", switch, values) for name, switch, values in forms))
+    if not g.saves_variance:
+        yield from _forms(*((w.text, w.switch, *w.values) for w in _spreads(g) if w.text and w.text not in _SAVED))
     if g.old_variance is not None:
         old = g.old_variance if g.saves_variance else 1 / np.sqrt(g.old_variance + e)
-        yield Made(("the running variance of before is saved, not the batch's",), EVALUATION, old)
-        yield Made(("the running variance itself is saved",), "", g.old_variance)
+        yield from _forms(
+            ("the running variance of before is saved, not the batch's", EVALUATION, old),
+            ("the running variance itself is saved", "", g.old_variance),
+        )
 
 
-def _averages(g: Given, old: Array, batch: Array) -> Iterator[tuple[str, str, Array]]:
-    f = g.factor
-    yield "", "", f * batch + (1 - f) * old
+def _averages(f: float) -> Iterator[_Way]:
+    """The weights of the batch's statistic and of the old one."""
+    yield _Way("", "", (f, 1 - f))
     text = "momentum is the other way round: running = factor * old + (1 - factor) * batch"
-    yield text, MOMENTUM, (1 - f) * batch + f * old
-    yield "the running statistic is not updated", EVALUATION, old
-    yield "the running statistic is the batch's: the factor is 1", "PyTorch: momentum=1", batch
-    yield "the old running statistic is not weighed down: old + factor * batch", "", old + f * batch
-    yield "the batch's is not weighed down: (1 - factor) * old + batch", "", (1 - f) * old + batch
+    yield _Way(text, MOMENTUM, (1 - f, f))
+    yield _Way("the running statistic is not updated", EVALUATION, (0.0, 1.0))
+    yield _Way("the running statistic is the batch's: the factor is 1", "PyTorch: momentum=1", (1.0, 0.0))
+    yield _Way("the old running statistic is not weighed down: old + factor * batch", "", (f, 1.0))
+    yield _Way("the batch's is not weighed down: (1 - factor) * old + batch", "", (1.0, 1 - f))
     for value in (0.1, 0.01, 0.9, 0.99, 0.5):
         if not math.isclose(value, f) and not math.isclose(value, 1 - f):
-            yield f"the factor is {value:g}, not {f:g}", "", value * batch + (1 - value) * old
-    yield "the update is made twice", "", f * batch + (1 - f) * (f * batch + (1 - f) * old)
+            yield _Way(f"the factor is {value:g}, not {f:g}", "", (value, 1 - value))
+    yield _Way("the update is made twice", "", (f + (1 - f) * f, (1 - f) ** 2))
 
 
-def _running_mean(g: Given) -> Iterator[Made]:
-    if g.old_mean is None:
-        return
-    for what, mean in (("", g.mean), ("the running mean takes sums, not means", g.mean * g.m)):
-        for text, switch, values in _averages(g, g.old_mean, mean):
-            yield Made(*_together(_Way(what, "", ()), _Way(text, switch, ())), values)
+def _running(g: Given, old: Array, kinds: list[_Way]) -> Iterator[_Block]:
+    yield _Block((kinds, list(_averages(g.factor))), lambda g, batch, new, kept: new * batch + kept * old)
 
 
-def _running_variance(g: Given) -> Iterator[Made]:
+def _running_mean(g: Given) -> Iterator[_Block]:
+    if g.old_mean is not None:
+        sums = _Way("the running mean takes sums, not means", "", (g.mean * g.m,))
+        yield from _running(g, g.old_mean, [_Way("", "", (g.mean,)), sums])
+
+
+def _running_variance(g: Given) -> Iterator[_Block]:
     if g.old_variance is None or g.variance is None:
         return
     v, c = g.variance, g.m / (g.m - 1) if g.m > 1 else 1.0
@@ -649,9 +674,20 @@ def _running_variance(g: Given) -> Iterator[Made]:
         _Way("running_variance takes (m - 1) / m in place of m / (m - 1)", "", (v / c,)),
         _Way("running_variance takes the mean square", "", (v + g.mean**2,)),
     ]
-    for kind in kinds:
-        for text, switch, values in _averages(g, g.old_variance, kind.values[0]):
-            yield Made(*_together(kind, _Way(text, switch, ())), values)
+    yield from _running(g, g.old_variance, kinds)
+
+
+_MAKERS: dict[str, Callable[[Given], Iterator[_Block]]] = {
+    "y": _y,
+    "dx": _dx,
+    "dscale": _dscale,
+    "dbias": _dbias,
+    "saved_mean": _saved_mean,
+    "saved_inv_variance": _saved_spread,
+    "running_mean": _running_mean,
+    "running_variance": _running_variance,
+}
+"""An output as each convention makes it; without a text as the definition does."""
 
 
 def alike(expected: Expected, output: str, got: Array) -> list[str]:

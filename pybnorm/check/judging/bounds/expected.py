@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -227,7 +228,7 @@ class Expected:
                 d.undecided & ~lost_variance,
             )
 
-        self._deviations = within_range
+        self._deviations = functools.cache(within_range)
 
     def formula(self, output: str) -> tuple[list[Array], Callable[..., Array]]:
         """Give what y or dx is made of beside x - mean and dy, of the derived shape, and the reference's formula."""

@@ -42,6 +42,8 @@ SAMPLE = 1 << 15
 """Wrong elements that are looked at; all of them are counted at the end."""
 LARGEST = 1 << 22
 """Places of a channel up to which conditions are counted."""
+CHEAPEST = 2.0
+"""Bits of the shortest condition."""
 FEW = 4
 """Values that are listed."""
 MODULUS = 1 << 12
@@ -418,7 +420,9 @@ def _search(grid: _Grid) -> _Found:
     if grid.m > LARGEST:
         coordinates = [(axis, values) for axis, values in coordinates if axis.of == "channel"]
     seen: set[frozenset[_Condition]] = set()
-    for _ in range(DEEPEST):
+    for deep in range(DEEPEST):
+        if best.bits < least + CHEAPEST * (deep + 1):
+            break
         longer: list[_Found] = []
         for found in row:
             if any(c.axis.of == "memory" for c in found.conditions):
