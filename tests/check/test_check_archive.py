@@ -227,6 +227,7 @@ for seed in range(10**9):
 """
 
 
+@pytest.mark.slow
 def test_cases_noted_before_a_kill_are_there_after_it(tmp_path):
     code = KILLED.format(here=os.path.dirname(__file__), folder=str(tmp_path))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:

@@ -337,6 +337,7 @@ def test_values_derived_from_an_unbounded_deviation_are_inconclusive():
     assert result.status == Status.INCONCLUSIVE
 
 
+@pytest.mark.slow
 def test_a_chain_of_sums_is_told_from_what_is_off_by_another_cause():
     """One float32 chain over a million elements with an offset misses the bound of the mean."""
     problem = Problem.parse("train,spatial,f32,nchw,256x1x64x64,fill=randn,kappa=300")

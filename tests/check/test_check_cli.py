@@ -1019,6 +1019,7 @@ def test_helps_are_whole_sentences_in_sections(tmp_path, monkeypatch):
     assert CliRunner().invoke(main, ["bench", "device"]).exit_code == 2
 
 
+@pytest.mark.slow
 def test_a_first_run_ends_in_its_verdict_and_one_command(onednn, monkeypatch):
     command = importlib.import_module("pybnorm.cli.check")
     monkeypatch.setattr(command, "select", lambda *_: [Problem.parse(ONE_CASE[-1])])  # in place of the suite smoke

@@ -301,6 +301,7 @@ def test_threads_are_those_of_the_process(monkeypatch):
         assert threads.threads() == right
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("different", [3, 1000, 2**20])
 def test_the_order_of_long_rows_is_the_stable_one(different):
     """Keys that agree in the bits that the radix sorts look at, and in all."""

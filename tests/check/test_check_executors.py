@@ -91,6 +91,7 @@ def test_one_bad_case_costs_exactly_one_case(opener, status):
     assert len({r.host for r in results if r.host}) >= 2
 
 
+@pytest.mark.slow
 def test_a_device_that_a_case_left_unusable_costs_no_other_case():
     with Worker("onednn", open_faulting, timeout=60) as worker:
         assert worker.run(Problem.parse(BAD)).status == Status.ERROR
@@ -123,6 +124,7 @@ class Noting(concurrent.futures.Executor):
         return self.futures[-1]
 
 
+@pytest.mark.slow
 def test_closing_the_results_cancels_what_has_not_begun():
     cases = problems("infer,spatial,f32,nchw,8x3x4x4,seed=" + "/".join(map(str, range(1, 301))))
     with pool(open_simulated, 1) as executor:
@@ -431,6 +433,7 @@ def test_an_interrupted_pool_leaves_no_process(load_library, tmp_path):
             os.kill(pid, 0)
 
 
+@pytest.mark.slow
 def test_problems_are_what_they_were_when_they_come_back():
     line = str(Problem.parse(BAD))
     with pool(open_simulated, 1) as executor:

@@ -242,6 +242,7 @@ def test_a_page_of_a_changed_run(tmp_path, run, monkeypatch):
                 faults.command(what, "report", file, "--html", tmp_path / "page", names="x.json")
 
 
+@pytest.mark.slow
 def test_a_name_that_utf_8_cannot_hold(tmp_path):
     """Such as --implementation of a file whose name is in Latin-1."""
     pytest.importorskip("matplotlib")
@@ -288,6 +289,7 @@ def resumed(faults, what, folder):
     faults.call(what, go_on, names="begun")
 
 
+@pytest.mark.slow
 def test_saved_outputs_changed_in_every_field(tmp_path, run):
     other = tmp_path / "other"
     shutil.copytree(run, other)
@@ -307,6 +309,7 @@ def test_saved_outputs_changed_in_every_field(tmp_path, run):
             faults.command(what, "compare", run, other, names=file.name)
 
 
+@pytest.mark.slow
 def test_tensors_changed_in_every_field(tmp_path):
     problem = Problem.parse("train,spatial,f32,nchw,2x3x4x5")
     rng = np.random.default_rng(1)

@@ -109,6 +109,7 @@ def nan_to_infinity(values):
     return np.where(np.isnan(values), np.inf, values.astype(np.float64)).astype(values.dtype)
 
 
+@pytest.mark.slow
 def test_swallowed_is_found_in_every_output_that_must_not_be_finite():
     seen = set()
     for problem in expand(SPECIAL):

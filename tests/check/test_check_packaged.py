@@ -25,6 +25,7 @@ def blind(problems):
     return {str(p): names for p in problems if (names := untrusted(p, generate(p)))}
 
 
+@pytest.mark.slow
 def test_packaged_cases_are_trusted():
     small = [p for p in cases() if math.prod(p.dims) < 1 << 14]
     assert not blind(random.Random().sample(small, 30))

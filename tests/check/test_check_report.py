@@ -760,6 +760,7 @@ def page_of(results, infos=None):
     return text, found
 
 
+@pytest.mark.slow
 def test_the_page_shows_everything_and_loads_nothing(plots):
     known = made_result(Status.FAIL, "backward,spatial,bf16,nhwc,2x3x4x5", known=DEFECTS[0].id)
     hostile = made_result(
@@ -912,6 +913,7 @@ def test_details_beyond_the_limit_are_counted(plots, monkeypatch):
     assert sorted(map(int, found.data["details"])) == [len(EVERY) - number for number in (3, 2, 1)]
 
 
+@pytest.mark.slow
 def test_the_page_of_a_comparison(plots, tmp_path):
     lines = [
         "train,spatial,f32,nchw,4x3x5x5,fill=randn",

@@ -62,6 +62,7 @@ def test_terms_that_are_missing_are_seen_in_every_output_of_a_sum(line, bug):
         assert any("by roundings less than" in v.note for v in verdicts.values())
 
 
+@pytest.mark.slow
 @table("style", rows.STYLES)
 def test_no_right_way_to_add_is_beyond_a_tenth_of_what_is_allowed(style, monkeypatch):
     monkeypatch.setattr(roundings, "REACH", {name: most / 10 for name, most in roundings.REACH.items()})

@@ -436,6 +436,7 @@ def tell_and_sleep(file, seconds):
     time.sleep(seconds)
 
 
+@pytest.mark.slow
 def test_a_worker_can_be_ended_in_the_middle_of_a_case(tmp_path):
     worker = Worker("onednn", open_simulated)
     process = worker.call(os.getpid)
@@ -499,6 +500,7 @@ def test_what_a_worker_has_started_ends_with_it():
     worker.close()
 
 
+@pytest.mark.slow
 def test_a_busy_worker_ends_when_its_owner_is_killed():
     code = (
         "import sys, time; sys.path[:] = {!r}; from pybnorm.check.run.worker import Worker; worker = Worker('onednn');"

@@ -24,6 +24,7 @@ sys.meta_path.insert(0, Stop())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [("-m", "pybnorm"), ("-c", "from _pybnorm_command import main; main()")])
 @pytest.mark.parametrize("module", ["pybnorm._core", "click", "pybnorm.cli", "pybnorm.check.report.html"])
 def test_an_interrupt_of_the_beginning_is_one_line(tmp_path, program, module):

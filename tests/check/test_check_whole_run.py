@@ -105,6 +105,7 @@ def test_an_interrupt_at_any_step_loses_nothing_and_tells_nothing_twice():
     assert seen == {0, 3, 6}
 
 
+@pytest.mark.slow
 def test_an_interrupt_at_any_step_leaves_a_journal_of_what_is_told(tmp_path):
     with archive.Journal(tmp_path / "whole") as journal:
         *_, lines = interrupted(0, journal)

@@ -62,6 +62,7 @@ SHOWN = "[...document.querySelectorAll('#cases tbody tr[id^=case-]')].map(r => r
 SORTED = "[...document.querySelectorAll('#cases thead th button')].find(b => b.textContent === '{}').click(), " + SHOWN
 
 
+@pytest.mark.slow
 def test_rows_come_when_they_are_looked_at(chromium, page):
     chromium.open(page)
     assert 0 < len(chromium.run(SHOWN)) < CASES
@@ -82,6 +83,7 @@ def test_cells_show_what_was_found(chromium, page):
         assert [cell.partition("\n")[0] for cell in row[2:]].count(ratio_text(result.ratio)) == len(result.verdicts)
 
 
+@pytest.mark.slow
 def test_columns_sort_both_ways(chromium, page):
     chromium.open(page)
     every = results()
@@ -94,6 +96,7 @@ def test_columns_sort_both_ways(chromium, page):
     assert chromium.log() == []
 
 
+@pytest.mark.slow
 def test_filters_choose(chromium, page):
     chromium.open(page)
     pick = "const s = document.querySelector('select'); s.value = [...s.options].find(o => o.text === 'FAIL').value"
@@ -106,6 +109,7 @@ def test_filters_choose(chromium, page):
     assert chromium.log() == []
 
 
+@pytest.mark.slow
 def test_the_error_is_shown_by_channel_and_position(chromium, page):
     chromium.open(page)
     cells = "[...document.querySelectorAll('#details-3 .picture div')].map(r => [...r.children].map(c => c.className))"
@@ -116,6 +120,7 @@ def test_the_error_is_shown_by_channel_and_position(chromium, page):
     assert chromium.log() == []
 
 
+@pytest.mark.slow
 def test_every_link_leads_somewhere(chromium, page):
     chromium.open(page)
     links = "[...new Set([...document.querySelectorAll('figure a, p a')].map(a => a.getAttribute('href') ?? "
@@ -135,12 +140,14 @@ def test_every_link_leads_somewhere(chromium, page):
     assert chromium.log() == []
 
 
+@pytest.mark.slow
 def test_a_link_from_elsewhere_opens_its_case(chromium, page):
     chromium.open("/dev/null")
     chromium.open(page, "#case-200")
     assert chromium.run("document.getElementById('details-200').getBoundingClientRect().top < innerHeight")
 
 
+@pytest.mark.slow
 def test_a_command_is_copied(chromium, page):
     chromium.open(page)
     assert chromium.run("document.querySelectorAll('.verdict + .command .copy').length") == 1
@@ -148,6 +155,7 @@ def test_a_command_is_copied(chromium, page):
     assert chromium.run(copied + "document.querySelector('.copy').textContent)") == "Copied"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1400])
 def test_the_page_is_as_wide_as_the_screen(chromium, tmp_path, page, width):
     comparison(tmp_path)
@@ -166,6 +174,7 @@ BEYOND = (  # what is not seen without scrolling the table, and what is cut off 
 )
 
 
+@pytest.mark.slow
 def test_paper_cuts_nothing_off(chromium, tmp_path, page):
     comparison(tmp_path)
     for file in (page, tmp_path / "page.html"):
@@ -175,6 +184,7 @@ def test_paper_cuts_nothing_off(chromium, tmp_path, page):
             assert chromium.run(BEYOND.format("th, td, pre, figure")) == []
 
 
+@pytest.mark.slow
 def test_text_of_a_library_is_text(chromium, tmp_path, page):
     hostile = made_result(Status.CRASHED, "infer,spatial,f32,nchw,2x3x4x5", message="</script><b id=evil>\u202e&amp;")
     html.write(tmp_path / "page.html", machine(), INFOS, [hostile])
@@ -193,6 +203,7 @@ def comparison(tmp_path):
     return found
 
 
+@pytest.mark.slow
 def test_the_page_of_a_comparison(chromium, tmp_path, page):
     found = comparison(tmp_path)
     chromium.open(tmp_path / "page.html", "#case-0")

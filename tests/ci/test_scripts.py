@@ -174,6 +174,7 @@ def test_pages_are_seen_in_a_browser_where_there_is_one(python):
     assert (status, "documentation" in lines[-1]) == (3, True)
 
 
+@pytest.mark.slow
 def test_a_service_gets_a_browser_and_goes_on_without(rig):
     """The service's machine here has none: its programs are those that are linked."""
     for folder in ("/usr/bin", "/bin"):

@@ -126,6 +126,7 @@ def test_a_wrong_call_is_a_mismatch(backend, handle, name, owner, call, mistake,
     assert set(wrong) & set(output.split("|"))
 
 
+@pytest.mark.slow
 def test_an_absent_second_library_is_said(handle):
     absent = next(b for b in pybnorm.backends() if b != handle.backend)
     variables = {f"PYBNORM_LIB_{absent.upper()}": str(EXAMPLES / "example.py")}

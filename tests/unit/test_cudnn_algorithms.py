@@ -111,6 +111,7 @@ CASES = [  # call, algorithm, layout, whether statistics are saved
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_results_are_right_inside_their_memory(compute: Any, dtype: str) -> None:
     told, whole, live = compute(

@@ -277,6 +277,7 @@ def test_auto_copies_what_the_vendor_does_not_take(play: Any) -> None:
     assert wrong == ["UnsupportedError"] * 3
 
 
+@pytest.mark.slow
 def test_a_handle_that_takes_kernels_by_their_times_has_the_defects_of_those(doubles: Any, child: Any) -> None:
     """A policy that is set, a record of another program, the variable; not on versions that cannot tune."""
     script = """

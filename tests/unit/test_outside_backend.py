@@ -114,6 +114,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 def test_the_judge_checks_it(installed, outside, tmp_path):
     def check(*folders):
         cases = [word for case in CASES for word in ("--case", case)]
@@ -137,6 +138,7 @@ def test_the_judge_checks_it(installed, outside, tmp_path):
     assert "2 FAIL" in text
 
 
+@pytest.mark.slow
 def test_its_library_is_searched_for_as_ours_are(child, outside, tmp_path):
     label = '.label = "Loop",'
     search = '.search = {.sonames = "libthem.so.1", .hint = "ask them", .roots = "THEIR_ROOT"},'
@@ -160,6 +162,7 @@ def test_its_library_is_searched_for_as_ours_are(child, outside, tmp_path):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_those_that_are_broken_are_said_and_left_out(child, outside, doubles):
     older = doubles.plain("older.so", "const int pbn_backend_older[256] = {0};")
     folder = outside(

@@ -43,6 +43,7 @@ def child(code):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_submodules_are_imported_when_they_are_used():
     code = (
         "import sys, pybnorm\n"

@@ -107,6 +107,7 @@ def places(child: Any, doubles: Any, request: pytest.FixtureRequest) -> Any:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["cudnn", "miopen"])
 def test_every_call_is_made_on_its_handles_device(places: Any, backend: str) -> None:
     found = places(
@@ -189,6 +190,7 @@ def test_plans_are_made_run_and_dropped_on_their_handles_device(places: Any) -> 
         assert after == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["cudnn", "miopen"])
 def test_memory_of_another_device_is_refused_by_name(places: Any, backend: str) -> None:
     """Arrays, workspace, reserve and bare addresses; the driver says it where the array does not."""

@@ -338,6 +338,7 @@ def test_long_reductions_do_not_lose_digits():
         assert abs(Fraction(got.variance.item()) - variance) <= 4 * U64 * variance
 
 
+@pytest.mark.slow
 def test_sums_over_many_blocks_are_compensated(monkeypatch):
     """With blocks of one element a plain running sum of 0.1 would be off by 1e-11 relative."""
     monkeypatch.setattr(walk, "BLOCK", 1)
@@ -667,6 +668,7 @@ def nearest_even(value, dtype):
     return math.copysign(math.inf, value) if abs(result) > limit else math.copysign(float(result), value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
