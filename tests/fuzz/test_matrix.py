@@ -17,13 +17,14 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
 import hostile_calls
 import hostile_values
 import pytest
-from matrix_worker import CRASHED, HUNG, NOT_MADE, RAW, SPENT, WORDS, Matrix, Try
+from matrix_worker import CRASHED, HUNG, NOT_MADE, RAW, SPENT, UNNAMED, WORDS, Matrix, Try
 
 import pybnorm
 
@@ -33,6 +34,7 @@ SEED = int(os.environ.get("PYBNORM_FUZZ_SEED", "20261120"))
 CHUNK = 125_000
 LIMIT = 120.0
 """Seconds in which a process must make a call, its start included; then that call hangs. Far above what one takes."""
+PLANS = ("ForwardTrainingPlan", "ForwardInferencePlan", "BackwardPlan")
 MOST = 20
 """Crashes and hangs after which no more calls of a chunk are made."""
 
@@ -161,6 +163,56 @@ def test_what_was_a_raw_error_in_the_whole_matrix(name, parameter, value, tmp_pa
     with world.handle:
         became, text = call.perform(world, None)
     assert became < RAW, text
+
+
+ONCE_CRASHED = (
+    "None", "a handle that was not made", "a descriptor that was not made", "a plan that was not made",
+    "a plan's base class", "the array's address", "an array of O",
+    *(f"a DLPack tensor {name}, version {version}" for version in (0, 1)
+      for name in ("of shape NULL", "of 2**30 axes", "of -1 axes", "of 65 axes", "at NULL", "at NULL with an offset",
+                   "with an offset of 2**64 - 1", "of no lanes")),
+)  # fmt: skip
+"""Values that have ended the process: an address taken for an array, memory that is not there, what was never made."""
+
+
+@pytest.mark.slow
+def test_what_once_ended_the_process_is_refused_by_every_argument(tmp_path, monkeypatch, need_device):
+    """Of the compiled module and of functional, whose second call of a kind takes another road than the first."""
+    need_device("onednn")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    named = {v.name: v for v in hostile_values.VALUES}
+    world, wrong, made = hostile_calls.World(), [], 0
+    with world.handle, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, target in hostile_calls.TARGETS.items():
+            if not name.startswith(("pybnorm._core.", "pybnorm.functional.")):
+                continue
+            if name not in hostile_calls.REFUSED:
+                target.call(target.good(world))
+            for parameter in target.parameters:
+                for value in [named[n] for n in ONCE_CRASHED] if parameter != "self" else [None]:
+                    if value is not None and value.address and parameter in target.addresses:
+                        continue
+                    became, text = (call := Try(target, parameter, value)).perform(world, None)
+                    made += 1
+                    if became >= RAW or (parameter == "self" and became == UNNAMED):
+                        wrong.append(f"{call}: {text}")
+    assert not wrong, wrong
+    assert made > 5000
+
+
+@pytest.mark.parametrize("name", ["Handle", "TensorDescriptor", "Plan", *PLANS])
+def test_what_was_never_made_ends_no_process(name):
+    """Each attribute, and each method without arguments; a subclass that does not call our constructor is the same."""
+    kind = getattr(pybnorm._core, name)
+    for made in (kind, type("Own", (kind,), {"__init__": lambda self: None})):
+        for attribute in dir(kind):
+            try:
+                found = getattr(made.__new__(made), attribute)
+                if callable(found) and attribute not in dir(object):
+                    found()
+            except (pybnorm.ArgumentError, TypeError) as error:  # TypeError: of Python, for arguments that lack
+                assert isinstance(error, pybnorm.ArgumentError) or "argument" in str(error), (attribute, error)
 
 
 @pytest.mark.slow

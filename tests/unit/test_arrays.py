@@ -743,6 +743,14 @@ def test_as_memory_at_null_is_refused() -> None:
     assert as_memory(Cai(data=(0, False), shape=(0,)), "workspace").nbytes == 0
 
 
+def test_references_to_objects_are_no_memory() -> None:
+    """Whatever protocol says that they are there."""
+    structure = np.zeros(4, np.dtype([("a", "f4"), ("b", "O")]))
+    for x in (structure, memoryview(np.zeros(4, object)), (ctypes.py_object * 4)()):
+        with pytest.raises(ArgumentTypeError, match=r"workspace: got .*references to Python objects"):
+            as_memory(x, "workspace")
+
+
 def test_what_jax_traces_is_refused_by_a_sentence():
     """Of the names that JAX's classes have, which is not on every machine."""
     traced = type("DynamicJaxprTracer", (), {"__module__": "jax._src.interpreters.partial_eval", "__dlpack__": None})()
