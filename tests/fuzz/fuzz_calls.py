@@ -119,21 +119,26 @@ class Maker:
             self.closed.close()
         self.closed_descriptor = TensorDescriptor(backend, "f32", (2, 3))
         self.closed_descriptor.close()
+        self.foreign = [TensorDescriptor("native", "f32", (2, 3))] * (backend != "native")
 
     def make(self, index: int) -> Call:
         """The call of that index."""
         rng = np.random.default_rng((self.seed, index))
-        if self.handle is None:
-            kinds, weights = (self.describe, self.derive), (0.6, 0.4)
-        else:
-            kinds = (self.batch_norm, self.elementwise, self.size, self.derive, self.describe, self.operation)
-            weights = (0.5, 0.16, 0.08, 0.06, 0.08, 0.12)
-        call = kinds[rng.choice(len(kinds), p=weights)](rng)
+        call = self.good(rng)
         if call.level == "arrays" and call.kind in dir(pybnorm.Handle) and rng.random() < 0.02:
             call.call, call.changed = getattr(self.closed, call.kind), ["self"]
         for _ in range(rng.choice(3, p=(0.4, 0.5, 0.1))):
             self.change(call, rng)
         return call
+
+    def good(self, rng: np.random.Generator) -> Call:
+        """A call of which nothing is changed."""
+        if self.handle is None:
+            kinds, weights = (self.describe, self.derive), (0.6, 0.4)
+        else:
+            kinds = (self.batch_norm, self.elementwise, self.size, self.derive, self.describe, self.operation)
+            weights = (0.5, 0.16, 0.08, 0.06, 0.08, 0.12)
+        return kinds[rng.choice(len(kinds), p=weights)](rng)
 
     # -------- batch norm
 
@@ -358,8 +363,9 @@ class Maker:
             # Other arrays of the call, of the same length: of a shorter one nobody could know that it is.
             alike = {n for names in (DATA, *PARAMETERS.values()) if name in names for n in names}
             same = [v for n, v in others.items() if n in alike and v]
-            return *absent, *(0 for _ in absent), -1, 2**64, "x", 1.5, True, int(old or 64) + 1, *same, object
-        return *absent, *self.other_arrays(call, name, old, [v for v in others.values() if buffer_of(v)])
+            arrays = np.ones(3, np.float32), np.array(64), [1.0], np.True_
+            return *absent, *(0 for _ in absent), -1, 2**64, "x", 1.5, True, *arrays, int(old or 64) + 1, *same, object
+        return *absent, *self.other_arrays(call, name, old, [b for b in map(buffer_of, others.values()) if b])
 
     def absent(self, call: Call, name: str) -> tuple[None, ...]:
         """None where an argument is needed, as one of a pair is while there is the other one."""
@@ -370,7 +376,7 @@ class Maker:
     @staticmethod
     def would_overlap(call: Call, name: str, other: str) -> bool:
         """Whether an argument must not be another one's memory."""
-        if other == name or other in call.changed or other not in call.arguments or {name, other} in IN_PLACE:
+        if other == name or other in call.changed or {name, other} in IN_PLACE or call.arguments[other] is None:
             return False
         return name in call.outputs or other in call.outputs
 
@@ -378,20 +384,24 @@ class Maker:
         if call.level == "addresses":
             return -1, 2**64, "w", True, 1.5, object
         start, size = old if isinstance(old, tuple) else (64, 0)
+        wrong = [(0, 64), (-1, 5), (start, -1), "w", (start, True), (start,), (start, 2**64), 3, object]
+        if call.kind.startswith("operations."):  # which do not look at memory that they do not need
+            return wrong
         good = (buffer_of(v) for n, v in call.arguments.items() if n not in call.changed)
-        overlapping = next(buffer.pointer for buffer in good if buffer)
-        return ((0, 64), (-1, 5), (start, -1), "w", (start, True), (start,), (start, 2**64), 3, (2**64 - 64, 64),
-                (overlapping, max(size, 64)), object)  # fmt: skip
+        return [*wrong, (2**64 - 64, 64), (next(buffer.pointer for buffer in good if buffer), max(size, 64))]
 
     def other_descriptors(self, call: Call, old: Any) -> Any:
         """No descriptors; and, where it must agree with others, one that describes no more memory than there is."""
         others = [n for n in call.arguments if n.endswith("_desc")]
         wrong: list[Any] = [None, 3, self.closed_descriptor]
+        wrong += self.foreign if call.kind != "derive_bn_tensor_descriptor" else []
         if len(others) == 1 or set(others) & set(call.changed):
             return wrong
         dims = old.dims
         smaller = [(old.dtype, (dims[0], max(1, dims[1] - 1), *dims[2:])), (old.dtype, (*dims, 1))]
         smaller += [(d, dims) for d in DataType if d != old.dtype and d.itemsize <= old.dtype.itemsize]
+        if call.arguments.get("param_desc") is old:  # of another mode
+            smaller.append((old.dtype, call.arguments["x_desc"].dims))
         for dtype, shape in smaller:
             with contextlib.suppress(pybnorm.UnsupportedError):
                 wrong += [TensorDescriptor(self.backend, dtype, shape)] if shape != dims or dtype != old.dtype else []
@@ -406,25 +416,32 @@ class Maker:
         pointers = (old.pointer + 1, 0, -8, 2**64 - 8, 2**64)
         choices = [*NO_ARRAYS, *others, *(old._replace(pointer=pointer) for pointer in pointers)]
         choices += [np.zeros((2, 3), kind) for kind in (np.int32, ">f4", np.complex64) if device == 1]
-        choices += old._replace(device_type=2 if device != 2 else 1), old._replace(dims=dims[:1], strides=strides[:1])
+        choices.append(old._replace(device_type=2 if device != 2 else 1))
         if name in call.outputs:
             choices.append(old._replace(writable=False))
         if self.handle.device is not None:
             choices.append(old._replace(device_id=7))
         if data:
             choices.append(old._replace(dims=(*dims, *(1,) * 8), strides=(*strides, *(1,) * 8)))
+        if not (data and call.kind.startswith("operations.")):
+            choices.append(old._replace(dims=dims[:1], strides=strides[:1]))
+        held = data and not alone and not set(DATA) & set(call.changed)  # against data that are as they were
         for at, length in enumerate(dims):
-            sizes = (-1, 2**31) if call.kind.startswith("operations.") else (0, -1, 2**31)
+            sizes = [-1, 2**31] if call.kind.startswith("operations.") else [0, -1, 2**31]
+            steps = [0, -1, 2**31, 10**30] if length > 1 else []
+            if length > 1 and not data:
+                sizes, steps = [*sizes, length - 1], [*steps, 2 * strides[at]]
+            elif length > 1 and held:
+                sizes.append(length - 1)
             choices += [old._replace(dims=(*dims[:at], d, *dims[at + 1 :])) for d in sizes]
-            if length > 1:
-                choices += [
-                    old._replace(strides=(*strides[:at], s, *strides[at + 1 :])) for s in (0, -1, 2**31, 10**30)
-                ]
+            choices += [old._replace(strides=(*strides[:at], s, *strides[at + 1 :])) for s in steps]
         if sum(d > 1 for d in dims) > 1:
             choices.append(old._replace(strides=(1,) * len(dims)))
-        held = data and not alone and not set(DATA) & set(call.changed)  # against data that are as they were
         if held or not (data or call.kind.startswith("operations.")):
             choices.append(old._replace(dtype=DataType.FLOAT16 if old.dtype != DataType.FLOAT16 else DataType.BFLOAT16))
+        if held and name in call.outputs:  # one element on is no call in place
+            alike = [buffer_of(call.arguments[n]) for n in DATA if n in call.arguments and n != name]
+            choices += [b._replace(pointer=b.pointer + b.dtype.itemsize) for b in alike if b]
         return choices
 
 

@@ -16,7 +16,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from fuzz_calls import PAIRS, Maker
+from fuzz_calls import made as object_of
+from place import device_of  # beside test_calls, whose folder fuzz_calls has put on the path
+
+import pybnorm
 
 WORKER = Path(__file__).with_name("fuzz_worker.py")
 CALLS = int(os.environ.get("PYBNORM_FUZZ_CALLS", "1000"))
@@ -71,6 +77,47 @@ def test_random_calls(backend, calls, tmp_path, capsys):
         return
     assert len(kinds) == 3 * 2 + 4 * 2 + 3 + 3, kinds  # batch norm, elementwise, queries, operations
     assert len(totals["changed"]) > 150, totals["changed"]
+
+
+def test_every_bad_argument_of_every_call_is_refused_by_its_name(handle):
+    """A good call of each kind, one argument at a time; nothing is written, and in the end the good call is right."""
+    maker = Maker(handle.backend, SEED, handle, device_of(handle))
+    calls, wrong, made = {}, [], 0
+    for index in range(600):
+        call = maker.good(np.random.default_rng((SEED, index)))
+        needed = {n for pair in PAIRS[call.case.problem.operation] for n in pair} if call.case else set()
+        there = {n for n, v in call.arguments.items() if v is not None}
+        if call.support is not False and needed <= there and "activation" not in there:
+            calls.setdefault((call.kind, call.level), call)
+        if len(calls) == 20:
+            break
+    assert len(calls) == 20, calls.keys()
+    for call in calls.values():
+        good = dict(call.arguments)
+        for name, old in good.items():
+            for bad in map(object_of, maker.replacements(call, name, old)):
+                made += 1
+                call.arguments, call.changed = good | {name: bad}, [name]
+                try:
+                    call.call(**call.arguments)
+                    wrong.append(f"{call}: accepted")
+                except pybnorm.UnsupportedError:
+                    pass
+                except pybnorm.ArgumentError as error:
+                    told = set(re.findall(r"\w+", str(error).replace("workspace_size", "workspace")))
+                    if not told & {name, name.removesuffix("_desc"), name.removesuffix("_size")}:
+                        wrong.append(f"{call}: {error}")
+                call.changed = []
+        assert not wrong, wrong
+        call.arguments = good
+        if call.case is not None:
+            call.case.device.synchronize()
+            call.case.unchanged({**call.case.given, **call.case.made})
+            if call.level == "addresses":
+                with pytest.raises(pybnorm.ArgumentError, match="overlaps"):
+                    call.call(**good | {"workspace": good["x"] // 64 * 64, "workspace_size": 1 << 16})
+        call.judge(call, call.call(**good))
+    assert made > 2000
 
 
 @pytest.mark.slow
