@@ -1,4 +1,4 @@
-# Kernels in PyTorch's own operators of batch norm, computed by plans on the CPU and on CUDA.
+# Kernels in PyTorch's own operators of batch norm, computed by plans on the CPU, on CUDA and on ROCm.
 #
 # PyTorch's C++ autograd stays around its own: no Python runs in a step. What reaches a kernel is PyTorch's stable C
 # interface (torch/csrc/stable/c/shim.h and torch/csrc/inductor/aoti_torch/c/shim.h, as of PyTorch 2.10): its functions
@@ -79,24 +79,28 @@ cdef enum:
     _REFUSED = 0
     _DONE = 1
     _FAILED = 2
-    # Operators, as in the tables below.
+    # Operators, as in the tables below; each backward is the number after its forward.
     _NATIVE = 0
     _NATIVE_BACKWARD = 1
     _CUDNN = 2
     _CUDNN_BACKWARD = 3
-    _TORCH_OPERATORS = 4
+    _MIOPEN = 4
+    _MIOPEN_BACKWARD = 5
+    _TORCH_OPERATORS = 6
 
 cdef uint64_t _TORCH_VERSION = (<uint64_t>2 << 56) | (<uint64_t>10 << 48)  # of the interface that is spoken here
 
 cdef tuple _TORCH_NAMES = (
     "native_batch_norm", "native_batch_norm_backward", "cudnn_batch_norm", "cudnn_batch_norm_backward",
+    "miopen_batch_norm", "miopen_batch_norm_backward",
 )
 # Of each argument: a tensor, an optional one, a bool, an integer, a float, an optional float or a list of bools.
 cdef const char *_torch_kinds[_TORCH_OPERATORS]
 _torch_kinds[_NATIVE] = b"toooobff"
 _torch_kinds[_NATIVE_BACKWARD] = b"ttooooobfl"
-_torch_kinds[_CUDNN] = b"ttooobff"
+_torch_kinds[_CUDNN] = _torch_kinds[_MIOPEN] = b"ttooobff"
 _torch_kinds[_CUDNN_BACKWARD] = b"tttooooft"
+_torch_kinds[_MIOPEN_BACKWARD] = b"tttoooof"
 
 
 cdef struct _TorchKey:
@@ -416,13 +420,13 @@ cdef int _torch_backward(int which, uint64_t *stack, void **handles, uint64_t *m
     cdef uintptr_t vectors[3]
     cdef uintptr_t results[3]
     cdef pbn_arguments arguments
-    cdef bint cudnn = which == _CUDNN_BACKWARD  # which is of training, and takes x first
+    cdef bint vendor = which != _NATIVE_BACKWARD  # which is of training, and takes x first
     cdef int64_t i
     cdef int status
     memset(&arguments, 0, sizeof(arguments))
-    if (not cudnn and (stack[7] & 0xff) == 0) or handles[5] == NULL or handles[6] == NULL:
+    if (not vendor and (stack[7] & 0xff) == 0) or handles[5] == NULL or handles[6] == NULL:
         return _REFUSED
-    if not _torch_data(handles[cudnn], &dy) or not _torch_data(handles[not cudnn], &x):
+    if not _torch_data(handles[vendor], &dy) or not _torch_data(handles[not vendor], &x):
         return _REFUSED
     if not _torch_alike(&dy, &x):
         return _REFUSED
@@ -433,7 +437,7 @@ cdef int _torch_backward(int which, uint64_t *stack, void **handles, uint64_t *m
         return _REFUSED
     _torch_key(
         &key, PBN_OP_BACKWARD, &x, _TRAINS,
-        _torch_float(stack[7 if cudnn else 8]), 0,
+        _torch_float(stack[7 if vendor else 8]), 0,
     )
     arguments.x.address, arguments.dy.address, arguments.dx.address = x.address, dy.address, results[0]
     arguments.scale.address, arguments.dscale.address, arguments.dbias.address = vectors[0], results[1], results[2]
@@ -510,7 +514,7 @@ cdef void _torch_call(int which, uint64_t *stack, uint64_t outputs) noexcept nog
     cdef int status
     text[0] = 0
     _torch_handles(which, stack, handles)
-    if which == _NATIVE or which == _CUDNN:
+    if which % 2 == 0:
         status = _torch_forward(which, stack, handles, made, text)
     else:
         status = _torch_backward(which, stack, handles, made, text)
@@ -538,11 +542,21 @@ cdef void _torch_cudnn_backward(uint64_t *stack, uint64_t inputs, uint64_t outpu
     _torch_call(_CUDNN_BACKWARD, stack, outputs)
 
 
+cdef void _torch_miopen(uint64_t *stack, uint64_t inputs, uint64_t outputs) noexcept nogil:
+    _torch_call(_MIOPEN, stack, outputs)
+
+
+cdef void _torch_miopen_backward(uint64_t *stack, uint64_t inputs, uint64_t outputs) noexcept nogil:
+    _torch_call(_MIOPEN_BACKWARD, stack, outputs)
+
+
 cdef _torch_kernel _torch_kernels[_TORCH_OPERATORS]
 _torch_kernels[_NATIVE] = _torch_native
 _torch_kernels[_NATIVE_BACKWARD] = _torch_native_backward
 _torch_kernels[_CUDNN] = _torch_cudnn
 _torch_kernels[_CUDNN_BACKWARD] = _torch_cudnn_backward
+_torch_kernels[_MIOPEN] = _torch_miopen
+_torch_kernels[_MIOPEN_BACKWARD] = _torch_miopen_backward
 
 
 cdef int _torch_look_up(str file, tuple names, void **slots) except -1:
@@ -576,7 +590,7 @@ def install_torch_kernels(threads, host, operators, files):
     operators : sequence of (str, str)
         Dispatch keys and names of PyTorch's operators.
     files : (str, str or None)
-        PyTorch's libraries, the second for tensors on CUDA.
+        PyTorch's libraries, the second for tensors on a GPU.
     """
     global _torch, _torch_threads, _torch_host, _torch_deterministic
     cdef _TorchShim found

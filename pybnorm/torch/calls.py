@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from pybnorm import _arguments, functional
+from pybnorm._arrays import CUDA, ROCM
 from pybnorm.errors import ArgumentError, LibraryError, NotInitializedError, UnsupportedError
 
-__all__ = ["REFUSALS", "dense", "differentiate", "infer", "train"]
+__all__ = ["REFUSALS", "dense", "differentiate", "gpu", "infer", "train"]
 
 REFUSALS = (ArgumentError, UnsupportedError, LibraryError, NotInitializedError)
 """Raised before anything is written."""
@@ -22,6 +23,26 @@ Call: TypeAlias = Callable[..., Any]
 Gradients: TypeAlias = "tuple[torch.Tensor | None, ...]"
 
 _SHORT = (torch.float16, torch.bfloat16)
+
+
+class Gpu(NamedTuple):
+    """The GPUs that a build of PyTorch names cuda, whoever made them."""
+
+    backend: str
+    memory: int
+    """As DLPack has it."""
+    operator: str
+    """The operator that PyTorch prefers there."""
+    library: str
+
+
+_OF_ROCM = Gpu("native_rocm", ROCM, "miopen_batch_norm", "libtorch_hip.so")
+_OF_CUDA = Gpu("native_cuda", CUDA, "cudnn_batch_norm", "libtorch_cuda.so")
+
+
+def gpu() -> Gpu | None:
+    """This PyTorch's GPUs; None where it has none."""
+    return _OF_ROCM if torch.version.hip is not None else _OF_CUDA if torch.version.cuda is not None else None
 
 
 def train(

@@ -17,6 +17,7 @@ from pybnorm import functional
 from pybnorm._core import Cache, Handle, TensorDescriptor
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError
+from pybnorm.torch import calls
 from pybnorm.torch.calls import Optional
 
 __all__ = ["differentiate", "fits", "infer", "train"]
@@ -27,7 +28,6 @@ _DTYPES = {
     torch.float16: DataType.FLOAT16,
     torch.bfloat16: DataType.BFLOAT16,
 }
-_CUDA = 2  # as DLPack has it
 
 
 def fits(x: torch.Tensor, vectors: Sequence[Optional]) -> bool:
@@ -38,8 +38,14 @@ def fits(x: torch.Tensor, vectors: Sequence[Optional]) -> bool:
         and 2 <= x.dim() <= 8
         and x.numel() > x.shape[1]  # of one value in a channel batch_norm says what is wrong
         and all([v is not None and v.dtype is kind and v.is_contiguous() and v.device == x.device for v in vectors])
-        and (x.device.type == "cpu" or (x.is_cuda and functional._backend_of(_CUDA) == "native_cuda"))
+        and (x.device.type == "cpu" or (x.is_cuda and _gpu_backend() is not None))
     )
+
+
+def _gpu_backend() -> str | None:
+    """The kernels of ours for this PyTorch's GPUs; None where they cannot be compiled."""
+    place = calls.gpu()
+    return place.backend if place and functional._backend_of(place.memory) == place.backend else None
 
 
 class _Device:
@@ -51,7 +57,7 @@ class _Device:
     def __init__(self, device: torch.device) -> None:
         self.lock, self.plans, self.device = threading.RLock(), Cache(), device
         with contextlib.nullcontext() if device.type == "cpu" else torch.cuda.device(device):
-            self.handle = Handle("native" if device.type == "cpu" else "native_cuda")
+            self.handle = Handle("native" if device.type == "cpu" else _gpu_backend() or "")
 
     def plan(self, x: torch.Tensor, residual: bool, eps: float, make: Callable[..., Any], **options: Any) -> Any:
         """The plan of a call, which is made once."""

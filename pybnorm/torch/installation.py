@@ -16,15 +16,12 @@ from pybnorm import _arguments, _core, functional
 from pybnorm._arrays import CPU, Buffer
 from pybnorm.enums import DataType, Operation
 from pybnorm.errors import ArgumentError, LibraryNotFoundError, LibraryVersionError
+from pybnorm.torch import calls
 from pybnorm.torch.calls import REFUSALS
 
 __all__ = ["Installation", "install"]
 
 _DTYPES = {5: DataType.FLOAT16, 6: DataType.FLOAT32, 7: DataType.FLOAT64, 15: DataType.BFLOAT16}  # by PyTorch's numbers
-_CUDA = 2  # as DLPack has it
-_NATIVE = ("native_batch_norm", "native_batch_norm_backward")
-_OPERATORS = {"CPU": _NATIVE, "CUDA": (*_NATIVE, "cudnn_batch_norm", "cudnn_batch_norm_backward")}
-_BACKENDS = {"CPU": "native", "CUDA": "native_cuda"}
 _log = logging.getLogger("pybnorm.torch")
 _lock = threading.Lock()
 _installed: set[Installation] = set()
@@ -82,7 +79,8 @@ def install(*, cuda: bool = False) -> Installation:
     Parameters
     ----------
     cuda : bool
-        Also on CUDA, with ``aten::cudnn_batch_norm`` and its backward.
+        Also on GPUs, with ``aten::cudnn_batch_norm`` and its backward; of a PyTorch for ROCm, which calls its devices
+        cuda too, with ``aten::miopen_batch_norm``.
 
     Returns
     -------
@@ -94,7 +92,7 @@ def install(*, cuda: bool = False) -> Installation:
     LibraryVersionError
         PyTorch is older than 2.10.
     LibraryNotFoundError
-        With `cuda`: NVRTC, which compiles the kernels, is not here.
+        With `cuda`: NVRTC or hipRTC, which compiles the kernels, is not here.
     ArgumentError
         `cuda` with a PyTorch that has none.
 
@@ -117,12 +115,13 @@ def install(*, cuda: bool = False) -> Installation:
             f"install() needs PyTorch 2.10 or newer, this is {torch.__version__}; use convert()", backend="torch"
         )
     _arguments.instance(cuda, bool, "cuda", "a bool")
-    if cuda and torch.version.cuda is None:
-        raise ArgumentError("cuda", True, f"False with this PyTorch, {torch.__version__}, which has no CUDA")
+    place = calls.gpu() if cuda else None
+    if cuda and place is None:
+        raise ArgumentError("cuda", True, f"False with this PyTorch, {torch.__version__}, which has no CUDA or ROCm")
     found = []
-    for key in ("CUDA", "CPU") if cuda else ("CPU",):
+    for key, backend in (("CUDA", place.backend), ("CPU", "native")) if place else (("CPU", "native"),):
         try:
-            _core.load(_BACKENDS[key])
+            _core.load(backend)
             found.append(key)
         except LibraryNotFoundError:
             if not found:
@@ -143,14 +142,21 @@ def _spoken() -> bool:
     return tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
 
 
+def _operators(key: str) -> tuple[str, ...]:
+    """PyTorch's operators of batch norm under a dispatch key, without their backwards."""
+    place = calls.gpu() if key == "CUDA" else None
+    return "native_batch_norm", *(() if place is None else (place.operator,))
+
+
 def _register() -> None:
     """Have the kernels where those who asked for them want them, and nowhere else."""
     keys = sorted({device.upper() for made in _installed for device in made.devices})
-    operators = [(key, name) for key in keys for name in _OPERATORS[key]]
+    operators = [(key, name + suffix) for key in keys for name in _operators(key) for suffix in ("", "_backward")]
     if operators == _registered:
         return
     if operators:
-        files = "libtorch_cpu.so", "libtorch_cuda.so" if torch.version.cuda is not None else None
+        place = calls.gpu()
+        files = "libtorch_cpu.so", None if place is None else place.library
         try:
             _core.install_torch_kernels(functional._local, _Host(operators), operators, files)
         except BaseException:
@@ -197,7 +203,8 @@ class _Host:
         found: tuple[Any, Any, Any] = None, None, None
         if index is not None and torch.cuda.is_current_stream_capturing():
             return found  # none can be made now, but later
-        backend, place = ("native", (CPU, 0)) if index is None else ("native_cuda", (_CUDA, index))
+        gpu = None if index is None else calls.gpu()
+        backend, place = ("native", (CPU, 0)) if gpu is None else (gpu.backend, (gpu.memory, index or 0))
         x = Buffer(0, tuple(dims), tuple(strides), _DTYPES[dtype], *place, True, None)
         try:
             handle = functional._default_handle(x, backend, index is not None)

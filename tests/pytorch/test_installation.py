@@ -12,6 +12,7 @@ import pytest
 
 import pybnorm
 from pybnorm import functional
+from pybnorm._arrays import ROCM
 
 SHAPES = (2, 8, 4, 4), (4, 3), (5, 7, 9), (2, 6, 3, 4, 5), (3, 64, 14, 14)
 
@@ -21,8 +22,6 @@ def kernels(torch, device):
     """PyTorch 2.10 or newer, a library, and a thread that has no plan of PyTorch's yet."""
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
         pytest.skip(f"install() needs PyTorch 2.10, this is {torch.__version__}")
-    if device == "cuda" and torch.version.hip:
-        pytest.skip("with ROCm only the CPU's kernels are replaced")
     functional._local.ready.clear()
 
 
@@ -284,12 +283,15 @@ def test_an_older_pytorch_is_told(torch, ours, monkeypatch):
 
 
 @pytest.mark.parametrize("layout", ["first", "last"])
-def test_cudnns_operators(torch, ours, own, device, layout, monkeypatch):
+@pytest.mark.parametrize("vendor", ["cudnn", "miopen"])
+def test_vendors_operators(torch, ours, own, device, vendor, layout, monkeypatch):
     """With tensors of the CPU, too: their arguments and results have another order and number."""
     from pybnorm.torch import installation
 
     if device == "cpu":
-        monkeypatch.setattr(installation, "_OPERATORS", {"CPU": installation._OPERATORS["CUDA"]})
+        monkeypatch.setattr(installation, "_operators", lambda key: ("native_batch_norm", f"{vendor}_batch_norm"))
+    elif (vendor == "miopen") != (torch.version.hip is not None):
+        pytest.skip("another build of PyTorch has this operator")
     for running, training in ((True, True), (True, False), (False, True)):
         x, dy, weight, bias, mean, variance = problem(torch, device, (3, 4, 5, 6), layout, torch.float32, True, running)
         case = x, dy, weight, bias, mean, variance
@@ -297,11 +299,13 @@ def test_cudnns_operators(torch, ours, own, device, layout, monkeypatch):
         leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
         own.clear()
         with ours.install(cuda=device == "cuda"):
-            y, saved_mean, inverse, reserve = torch.cudnn_batch_norm(*leaves, mean, variance, training, 0.1, 1e-3)
+            call = getattr(torch, f"{vendor}_batch_norm")
+            y, saved_mean, inverse, *reserve = call(*leaves, mean, variance, training, 0.1, 1e-3)
             y.backward(dy)
         assert own == ([] if training else ["native_batch_norm_backward"])
         assert saved_mean.shape == inverse.shape == ((4,) if training else (0,))
-        assert (reserve.dtype, reserve.numel(), y.stride()) == (torch.uint8, 0, x.stride())
+        assert y.stride() == x.stride()
+        assert [(t.dtype, t.numel()) for t in reserve] == ([(torch.uint8, 0)] if vendor == "cudnn" else [])
         found = dict(zip(("y", "dx", "dweight", "dbias"), (y, *(leaf.grad for leaf in leaves)), strict=True))
         for name, value in (found | {"mean": mean, "variance": variance}).items():
             assert value is right[name] is None or torch.allclose(value.double(), right[name], atol=2e-5), name
@@ -324,10 +328,12 @@ def test_switches_of_pytorch_are_obeyed(torch, ours, own, device):
     assert own == []
 
 
+def pairs(key, *names):
+    return [(key, f"{name}_batch_norm{suffix}") for name in names for suffix in ("", "_backward")]
+
+
 def test_which_devices(torch, ours, device, anew, monkeypatch):
     """CUDA's kernels only where they are asked for, the CPU's with them."""
-    from pybnorm.torch import installation
-
     with ours.install(cuda=device == "cuda") as installed:
         assert device in installed.devices
     registered, missing = [], set()
@@ -341,8 +347,8 @@ def test_which_devices(torch, ours, device, anew, monkeypatch):
         pybnorm._core, "install_torch_kernels", lambda threads, host, pairs, files: registered.append(pairs)
     )
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    native, cudnn = installation._NATIVE, installation._OPERATORS["CUDA"][2:]
-    cpu, both = [("CPU", name) for name in native], [("CUDA", name) for name in (*native, *cudnn)]
+    monkeypatch.setattr(torch.version, "hip", None)
+    cpu, both = pairs("CPU", "native"), pairs("CUDA", "native", "cudnn")
     with ours.install() as first:
         second = ours.install(cuda=True)
         assert (first.devices, second.devices) == (("cpu",), ("cuda", "cpu"))
@@ -363,6 +369,31 @@ def test_which_devices(torch, ours, device, anew, monkeypatch):
     with pytest.raises(pybnorm.ArgumentTypeError, match="cuda"):
         ours.install(cuda=1)
     assert len(registered) == 4
+
+
+def test_a_pytorch_for_rocm(torch, ours, monkeypatch):
+    """It calls its devices cuda; the kernels are those of native_rocm, on memory of ROCm, in MIOpen's operators."""
+    from pybnorm.torch import installation
+
+    loaded, registered, made = [], [], []
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", "7.1")
+    monkeypatch.setattr(pybnorm._core, "load", loaded.append)
+    monkeypatch.setattr(pybnorm._core, "install_torch_kernels", lambda *given: registered.append(given[2:]))
+    monkeypatch.setattr(pybnorm._core, "remove_torch_kernels", lambda: None)
+    with ours.install(cuda=True) as installed:
+        assert (installed.devices, loaded) == (("cuda", "cpu"), ["native_rocm", "native"])
+    files = "libtorch_cpu.so", "libtorch_hip.so"
+    assert registered == [(pairs("CPU", "native") + pairs("CUDA", "native", "miopen"), files)]
+
+    def handle(x, backend, on_gpu):
+        made.append((backend, on_gpu, x.device_type, x.device_id))
+        raise pybnorm.LibraryNotFoundError("no GPU", backend=backend)
+
+    monkeypatch.setattr(functional, "_default_handle", handle)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", bool)
+    assert installation._Host.plan(b"", 1, 6, [2, 3], [3, 1], 1, True, False, 1e-5, 0.1) == (None, None, None)
+    assert made == [("native_rocm", True, ROCM, 1)]
 
 
 def test_it_may_stay_installed_when_the_process_ends(torch, ours, device):
