@@ -105,10 +105,6 @@ def batch_norm_training(
         The backend has no correct way to compute the combination.
     LibraryNotFoundError, NotInitializedError, VendorError
 
-    Notes
-    -----
-    Vendor symbols: those of `pybnorm.batch_normalization_forward_training`, or those of the plan's algorithm.
-
     Examples
     --------
     >>> x, ones, zeros = np.float32([[[1, 2, 3, 4]]]), np.ones(1, np.float32), np.zeros(1, np.float32)
@@ -170,10 +166,6 @@ def batch_norm_inference(
     ArgumentError, UnsupportedError, LibraryNotFoundError, NotInitializedError, VendorError
         As in `batch_norm_training`.
 
-    Notes
-    -----
-    Vendor symbols: those of `pybnorm.batch_normalization_forward_inference`, or those of the plan's algorithm.
-
     Examples
     --------
     >>> x, ones, zeros = np.float32([[[1, 2, 3, 4]]]), np.ones(1, np.float32), np.zeros(1, np.float32)
@@ -229,10 +221,6 @@ def batch_norm_backward(
     ------
     ArgumentError, UnsupportedError, LibraryNotFoundError, NotInitializedError, VendorError
         As in `batch_norm_training`.
-
-    Notes
-    -----
-    Vendor symbols: those of `pybnorm.batch_normalization_backward`, or those of the plan's algorithm.
 
     Examples
     --------
@@ -504,7 +492,8 @@ def _prepare(
             like_scale = _nothing if unsaved else _maker(scale, "scale", scale if given else None)
             if not given:
                 _one_framework(x, scale)
-        with _placed(used, home, x, device, handle, on_gpu):
+        theirs = handle is not None and on_gpu
+        with _stream_of(used, home, x, device) if theirs else contextlib.nullcontext():
             target = like(x) if data[result] is None else data[result]
             arrays = [*(data[name] for name in inputs), target]
             method = {"training": "forward_training", "inference": "forward_inference"}.get(operation, operation)
@@ -646,12 +635,6 @@ def _follower(handle: Handle, home: _Home, x: Any, device: int) -> Call | None:
     return follow
 
 
-def _placed(handle: Handle, home: _Home, x: Any, device: int, given: Handle | None, on_gpu: bool) -> Context:
-    if given is None or not on_gpu:
-        return contextlib.nullcontext()
-    return _stream_of(handle, home, x, device)
-
-
 def _stream_of(handle: Handle, home: _Home, x: Any, device: int) -> Context:
     """Make the handle's stream the framework's current one, so that allocations belong to it."""
     stream, current = handle.stream, current_stream(x)
@@ -694,16 +677,7 @@ def _on_the_device(call: Call, home: _Home, device: int) -> Call:
 
 
 _NO_MEMORY = None, None
-
-
-def _filled(out: Sequence[Any], like: Call, x: Any, like_scale: Call, scale: Any) -> tuple[Any, Any, Any]:
-    """The results given, and new arrays for those that are not."""
-    first, second, third = out
-    return (
-        like(x) if first is None else first,
-        like_scale(scale) if second is None else second,
-        like_scale(scale) if third is None else third,
-    )
+_NO_OUT = None, None, None
 
 
 def _training_call(
@@ -718,17 +692,16 @@ def _training_call(
             bias = zeros
         if follow is not None:
             follow(x)
-        if out is None:
-            y, saved_mean, saved_inv_variance = like(x), like_scale(scale), like_scale(scale)
-        else:
-            y, saved_mean, saved_inv_variance = _filled(out, like, x, like_scale, scale)
+        y, mean, inverse = _NO_OUT if out is None else out
+        y = like(x) if y is None else y
+        mean, inverse = like_scale(scale) if mean is None else mean, like_scale(scale) if inverse is None else inverse
         try:
             # The memory returns to the stream's pool after the call.
             _kept, workspace = _NO_MEMORY if memory is None else memory()
-            plan(x, scale, bias, y, running_mean, running_variance, saved_mean, saved_inv_variance, workspace)
+            plan(x, scale, bias, y, running_mean, running_variance, mean, inverse, workspace)
         except ArgumentError as error:
             raise _renamed(error, ("y", "saved_mean", "saved_inv_variance")) from error.__cause__
-        return y, saved_mean, saved_inv_variance
+        return y, mean, inverse
 
     return call
 
@@ -763,10 +736,9 @@ def _backward_call(
             scale = ones
         if follow is not None:
             follow(x)
-        if out is None:
-            dx, dscale, dbias = like(x), like_scale(scale), like_scale(scale)
-        else:
-            dx, dscale, dbias = _filled(out, like, x, like_scale, scale)
+        dx, dscale, dbias = _NO_OUT if out is None else out
+        dx = like(x) if dx is None else dx
+        dscale, dbias = like_scale(scale) if dscale is None else dscale, like_scale(scale) if dbias is None else dbias
         try:
             _kept, workspace = _NO_MEMORY if memory is None else memory()
             plan(x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv_variance, workspace)
