@@ -1,10 +1,9 @@
-// What pybnorm/backends/miopen.c says about MIOpen's binary interface, against MIOpen's own header.
+// What pybnorm/backends/miopen/api.h says about MIOpen's binary interface, against MIOpen's own header.
 #include <hip/hip_runtime_api.h>
 #include <miopen/miopen.h>
 #include <miopen/version.h>
 
-#define PBN_PROTOTYPES_ONLY
-#include "miopen.c"
+#include "miopen/api.h"
 
 #include "abi_same.hpp"
 

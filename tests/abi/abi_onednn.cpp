@@ -4,7 +4,6 @@
 #include <oneapi/dnnl/dnnl.h>
 #include <oneapi/dnnl/dnnl_debug.h>
 
-#define PBN_PROTOTYPES_ONLY
 #include "onednn/api.h"
 
 #include "abi_same.hpp"

@@ -25,8 +25,8 @@ import pytest
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 BACKENDS = ROOT / "pybnorm" / "backends"
-FILES = {"cudnn": "cudnn/api.h", "miopen": "miopen.c", "onednn": "onednn/api.h"}
-V2_SCALE = "void *variance_desc, const void *scale, \\\n              void *dscale,"
+FILES = {"cudnn": "cudnn/api.h", "miopen": "miopen/api.h", "onednn": "onednn/api.h"}
+V2_SCALE = "PBN_MIOPEN_V2, const void *scale, PBN_MIOPEN_GRADIENTS)"
 NEWER = '#include <miopen/version.h>\nstatic_assert(MIOPEN_VERSION_MAJOR * 100 + MIOPEN_VERSION_MINOR >= 305, "");\n'
 NEWEST = "#include <miopen/miopen.h>\nauto *made = &miopenBatchNormalizationForwardInferenceInvVariance;\n"
 THREE = '#include <oneapi/dnnl/dnnl_version.h>\nstatic_assert(DNNL_VERSION_MAJOR == 3, "");\n'
@@ -175,7 +175,7 @@ WRONG = {
     "miopen": [
         *OF_3_5,
         ("C(miopenBFloat16, 5)", "C(miopenBFloat16, 4)", "value of miopenBFloat16 differs"),
-        ("double factor, void *running_mean,  ", "float factor, void *running_mean,  ", "ForwardTraining differs"),
+        ("double factor, void *running_mean,", "float factor, void *running_mean,", "ForwardTraining differs"),
         ("(void *desc, size_t *bytes)", "(void *desc, int *bytes)", "prototype of miopenGetTensorNumBytes differs"),
         (V2_SCALE, V2_SCALE.replace(" const void *scale,", ""), "miopenBatchNormalizationBackward_V2 differs"),
         ("hipGetDevice, (int *ordinal)", "hipGetDevice, (void)", "prototype of hipGetDevice differs"),

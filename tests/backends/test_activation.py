@@ -45,7 +45,7 @@ ACTIVATIONS = {
 BOUNDS = {"relu": (0.0, np.inf), "clipped": (0.0, 0.75), "clamp": (-0.5, 0.625)}
 MODES = (Mode.SPATIAL, Mode.PER_ACTIVATION)
 BLENDS = [(1.0, 0.0, 1.0, 0.0), (-2.0, 0.0, 1.0, 0.0), (0.5, -1.5, -2.0, 3.0)]
-MIOPEN_C = Path(__file__).parents[2] / "pybnorm" / "backends" / "miopen.c"
+MIOPEN_API = Path(__file__).parents[2] / "pybnorm" / "backends" / "miopen" / "api.h"
 CHILD = "PYBNORM_TEST_ACTIVATION_CHILD"  # "with" or "without": what the double has
 
 
@@ -355,7 +355,7 @@ def test_composed_calls_refuse_what_the_others_do(handle):
 
 
 def test_the_modes_have_miopens_numbers():
-    listed = dict(re.findall(r"C\(miopenActivation(\w+), (\d+)\)", MIOPEN_C.read_text()))
+    listed = dict(re.findall(r"C\(miopenActivation(\w+), (\d+)\)", MIOPEN_API.read_text()))
     assert {m.name: str(m.value) for m in ActivationMode if m} == listed
 
 

@@ -35,7 +35,7 @@ class Vendor:
 
 VENDORS = {
     "cudnn": Vendor("cudnn/api.h", "PBN_CUDNN_SYMBOLS", "libcudnn.so.9", 91900, 7605),
-    "miopen": Vendor("miopen.c", "PBN_MIOPEN_SYMBOLS", "libMIOpen.so.1", 3004000, 1005000),
+    "miopen": Vendor("miopen/api.h", "PBN_MIOPEN_SYMBOLS", "libMIOpen.so.1", 3004000, 1005000),
     "onednn": Vendor("onednn/api.h", "PBN_DNNL_SYMBOLS", "libdnnl.so.3", 3002000, 2007000),
 }
 
@@ -132,7 +132,6 @@ class Doubles:
         """Names in the adapter's list; kind ``"REQUIRED"`` or ``"OPTIONAL"`` selects."""
         # The preprocessor reads the list: what it expands to is what the adapter resolves.
         source = (
-            "#define PBN_PROTOTYPES_ONLY\n"
             f'#include "{ADAPTERS / VENDORS[backend].prototypes}"\n'
             "#define PBN_TEST_REQUIRED(result, name, parameters) @REQUIRED:name@\n"
             "#define PBN_TEST_OPTIONAL(result, name, parameters) @OPTIONAL:name@\n"

@@ -3,7 +3,6 @@
  *   DOUBLE_BACKEND  the file of the backend that has the vendor's prototypes
  *   DOUBLE_SYMBOLS  the adapter's list of symbols
  */
-#define PBN_PROTOTYPES_ONLY
 #include DOUBLE_BACKEND
 
 #include <stdio.h>

@@ -1,6 +1,5 @@
 /* A libMIOpen that answers what loading asks. DOUBLE_VERSION: major * 1000000 + minor * 1000 + patch.
  * DOUBLE_COMPUTES: it also computes, see miopen_computes.h. */
-#define PBN_PROTOTYPES_ONLY
 #include DOUBLE_BACKEND
 
 #define DECLARE(result, name, parameters) result name parameters;

@@ -3,7 +3,6 @@
  * DOUBLE_EXPORTS: a symbol more. DOUBLE_RECORDS: it makes primitives too, see onednn_records.h. */
 #include <stdio.h>
 #include <stdlib.h>
-#define PBN_PROTOTYPES_ONLY
 #include DOUBLE_BACKEND
 
 #define DECLARE(result, name, parameters) result name parameters;
