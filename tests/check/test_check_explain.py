@@ -142,7 +142,7 @@ def test_the_command(in_this_process):
         ("train/infer,spatial,f32,nchw,2x3x4x4", "one case; these are 2: train,spatial,f32,nchw,2x3x4x4 and infer,"),
         ("train/infer/backward,spatial,f32,nchw,2x3x4x4", "these are 3: "),
         ("smoke", "this is a suite, whose cases pybnorm check --list --suite smoke prints"),
-        ("", "--explain : case: got , allowed: operation,mode,dtype,layout,dims[,option=value...]"),
+        ("", "--explain: got , allowed: operation,mode,dtype,layout,dims[,option=value...]"),
         ("train,spatial,f32,nchv,2x3x4x4", "--explain train,spatial,f32,nchv,2x3x4x4: layout: got nchv"),
     ],
 )

@@ -37,7 +37,7 @@ class Version:
         return {status: counts[status] for status in Status if counts[status]}
 
     def known(self, status: Status) -> str:
-        """How many cases of a status known defects explain, and how many not, in brackets."""
+        """Counts of the cases of a status that known defects do not explain, and do."""
         return known_text([r for r in self.results.values() if r.status == status])
 
 

@@ -66,7 +66,7 @@ def conclusions(infos: Sequence[BackendInfo], results: Sequence[CaseResult], com
 
 
 def known_text(results: Sequence[CaseResult]) -> str:
-    """How many known defects do not explain, and how many they do, in brackets; empty where they explain none."""
+    """Counts, in brackets, of results that known defects do not explain, and do; empty where they explain none."""
     known = [r for r in results if r.known]
     allowed = ", allowed" if any(r.allowed for r in known) else ""
     return f" ({len(results) - len(known)} new, {len(known)} known{allowed})" if known else ""
