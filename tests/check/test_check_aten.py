@@ -55,6 +55,29 @@ def gems(x, weight=None, bias=None, mean=None, variance=None, training=False, mo
     return NATIVE(x, weight, bias, mean, variance, training, momentum, eps)
 
 
+def gems_backward(
+    dy, x, weight=None, mean=None, variance=None, saved_mean=None, saved_inverse=None, train=False, eps=1e-05, mask=None
+):
+    return GRADIENT(dy, x, weight, mean, variance, saved_mean, saved_inverse, train, eps, mask)
+
+
+def updating(x, weight, bias, mean, variance, factor, eps):
+    return reserving(x, weight, bias, mean, variance, True, factor, eps)
+
+
+def not_updating(x, weight, bias, mean, variance, factor, eps):
+    return reserving(x, weight, bias, mean, variance, False, factor, eps)
+
+
+def last_backward(dy, x, weight, mean, variance, saved_mean, saved_inverse, train, eps, mask, reserve):
+    return reserving_backward(x, dy, weight, mean, variance, saved_mean, saved_inverse, eps, reserve)
+
+
+def functional(x, weight, bias, mean, variance, training, factor, eps):
+    new = mean.clone(), variance.clone()
+    return *NATIVE(x, weight, bias, *new, training, factor, eps), *new
+
+
 def alone(x, weight, bias, mean, variance, training, momentum, eps):
     return NATIVE(x, weight, bias, mean, variance, training, momentum, eps)[0]
 
@@ -64,7 +87,13 @@ FAMILIES = {
     "cudnn": {"cudnn_batch_norm": reserving, "cudnn_batch_norm_backward": reserving_backward},
     "miopen": {"miopen_batch_norm": NATIVE, "miopen_batch_norm_backward": third_backward},
     "index": {"_batch_norm_impl_index": by_index, "_batch_norm_impl_index_backward": by_index_backward},
-    "gems": {"batch_norm": gems, "batch_norm_backward": GRADIENT},
+    "update": {
+        "_batch_norm_with_update": updating,
+        "_batch_norm_no_update": not_updating,
+        "batch_norm_backward": last_backward,
+    },
+    "export": {"_native_batch_norm_legit_functional": functional, "native_batch_norm_backward": GRADIENT},
+    "gems": {"batch_norm": gems, "batch_norm_backward": gems_backward},
 }
 
 
@@ -72,9 +101,9 @@ FAMILIES = {
 def test_each_family_of_operators_is_called_with_its_arguments(family):
     session = session_of(**FAMILIES[family])
     assert statuses(session, "train", "infer", "backward") == [Status.PASS] * 3
-    assert statuses(session, "frozen") == [Status.PASS if family == "native" else Status.UNSUPPORTED]
+    assert statuses(session, "frozen") == [Status.PASS if family in ("native", "export") else Status.UNSUPPORTED]
     without = run_case(Problem.parse(f"train,{SPATIAL},running=0,saved=0"), session)
-    assert without.status == Status.PASS
+    assert without.status == (Status.UNSUPPORTED if family in ("update", "export") else Status.PASS)
 
 
 def test_a_result_alone_is_judged_alone():

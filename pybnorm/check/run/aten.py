@@ -4,8 +4,9 @@ MODULE is a module, a file, or an object of one, such as ``my_kernels.py``, ``fl
 has some of these functions, with the arguments of ATen's, by position; the first of each row that it has is called:
 
 * training and inference: ``native_batch_norm``, ``_native_batch_norm_legit``, ``cudnn_batch_norm``,
-  ``miopen_batch_norm``, ``_batch_norm_impl_index``, ``batch_norm``. In place of a tuple, ``batch_norm`` may return the
-  result alone, and then declares ``outputs``.
+  ``miopen_batch_norm``, ``_batch_norm_impl_index``, ``batch_norm``, ``_native_batch_norm_legit_functional``. In place
+  of a tuple, ``batch_norm`` may return the result alone, and then declares ``outputs``.
+* training ``_batch_norm_with_update``; inference ``_native_batch_norm_legit_no_training``, ``_batch_norm_no_update``.
 * their gradients: the same names with ``_backward``; ``native_batch_norm_backward`` also with ``train=False``.
 * ``batch_norm_stats`` and ``batch_norm_elemt``, which are training too where there is none of the first row,
   ``batch_norm_backward_reduce`` and ``batch_norm_backward_elemt``.
@@ -24,8 +25,10 @@ from typing import Any
 PREFIX = "aten:"
 _FORWARD = (
     *("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm"),
-    *("_batch_norm_impl_index", "batch_norm"),
+    *("_batch_norm_impl_index", "batch_norm", "_native_batch_norm_legit_functional"),
 )
+_UPDATING = ("_batch_norm_with_update",)
+_INFERENCE = ("_native_batch_norm_legit_no_training", "_batch_norm_no_update")
 _BACKWARD = (
     *("native_batch_norm_backward", "cudnn_batch_norm_backward", "miopen_batch_norm_backward"),
     *("_batch_norm_impl_index_backward", "batch_norm_backward"),
@@ -59,12 +62,16 @@ class Kernels:
         raise NotImplementedError(f"{self.name} has no {' and no '.join(names)}")
 
     def _forward(self, x: Any, vectors: list[Any], training: bool, factor: float, epsilon: float) -> Any:
-        """The results of the first of `_FORWARD`, as a tuple."""
-        name, function = self._function(*_FORWARD)
-        more = [False] if name in ("_batch_norm_impl_index", "batch_norm") else []
-        if name == "batch_norm" and not _takes(function, 9):
-            more = []
-        found = function(x, *vectors, training, factor, epsilon, *more)
+        """The results of the first function of these, as a tuple; `vectors` hold the new running statistics."""
+        name, function = self._function(*_FORWARD, *(_UPDATING if training else _INFERENCE))
+        flag = [] if name in _UPDATING + _INFERENCE else [training]
+        more = [False] if name == "_batch_norm_impl_index" or (name == "batch_norm" and _takes(function, 9)) else []
+        returns = name == "_native_batch_norm_legit_functional"
+        if vectors[2] is None and (returns or name in _UPDATING):
+            raise NotImplementedError(f"{self.name}'s {name} needs running statistics")
+        found = function(x, *vectors, *flag, factor, epsilon, *more)
+        if returns:
+            vectors[2:] = found[3:]
         return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
     def forward_training(
@@ -79,7 +86,7 @@ class Kernels:
     ) -> dict[str, Any]:
         """Training; the running statistics are updated in place."""
         vectors = _flat(scale, bias, running_mean, running_variance)
-        if not any(callable(getattr(self._module, name, None)) for name in _FORWARD):
+        if not any(callable(getattr(self._module, name, None)) for name in _FORWARD + _UPDATING):
             if running_mean is not None:
                 raise NotImplementedError(f"{self.name} has no training that updates running statistics")
             mean, inverse = self._function("batch_norm_stats")[1](x, epsilon)
@@ -103,11 +110,14 @@ class Kernels:
         gain, mean, inverse = _flat(scale, saved_mean, saved_inv_variance)
         name, function = self._function(*_BACKWARD)
         saved = gain, None, None, mean, inverse
-        if name in ("native_batch_norm_backward", "batch_norm_backward"):
+        has_reserve = name == "batch_norm_backward" and _takes(function, 11)
+        if name == "native_batch_norm_backward" or (name == "batch_norm_backward" and not has_reserve):
             return tuple(function(dy, x, *saved, True, epsilon, _EVERY))
         if name == "miopen_batch_norm_backward":
             return tuple(function(x, dy, *saved, epsilon))
-        *_, reserve = rest = self._forward(x, [gain, gain * 0, None, None], True, 0.0, epsilon)
+        *_, reserve = rest = self._forward(x, [gain, *(gain * 0 for _ in range(3))], True, 0.0, epsilon)
+        if has_reserve:
+            return tuple(function(dy, x, *saved, True, epsilon, _EVERY, reserve))
         if name == "cudnn_batch_norm_backward":
             return tuple(function(x, dy, *saved, epsilon, reserve))
         return tuple(function(rest[4], x, dy, *saved, True, epsilon, _EVERY, rest[3]))
