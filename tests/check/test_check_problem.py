@@ -187,7 +187,11 @@ def test_the_parameter_dtype_of_a_line_is_taken():
         ("train,spatial,f32,nchw,2x3,inverse=1", "inverse=1", "after train"),
         ("train,spatial,f32,nchw,2x3,fil=randn", "fil=randn", "(did you mean 'fill'?)"),
         ("train,spatial,f32,nchw,2x3,epsilon=1", "epsilon=1", "(did you mean 'eps'?)"),
-        ("train,spatial,f32,nchw,2x3,momentum=1", "momentum=1", "(did you mean 'factor'?)"),
+        (
+            "train,spatial,f32,nchw,2x3,momentum=1",
+            "momentum=1",
+            "(did you mean 'factor'? It is PyTorch's momentum, and 1 - ",
+        ),
         ("train,f32,2x3", "train,f32,2x3", "such as train,spatial,f32,nchw,"),
         ("train,spatial,f32,nchw,2x3,repeats=0", "0", "from 1 to 1000"),
         ("train,spatial,f32,nchw,2x3,repeats=1001", "1001", "from 1 to 1000"),

@@ -89,6 +89,8 @@ def test_the_newest_record_of_a_version_counts(monkeypatch, version, found):
         ("train,spatial,f32,nchw,2x3x4x5,algorithm=plain", True),
         ("train,spatial,f64,nchw,2x3x4x5,algorithm=auto", False),
         ("train,spatial,f32,nchw,2x3x4x5,params=f16", False),
+        ("train,spatial,f32,nchw,2x3x4x5,unbiased=0", False),
+        ("train,spatial,f32,nchw,2x3x4x5,saved=variance", False),
         ("backward,spatial,f32,nchw,16x8x6x6,fill=range,magnitude=1e+30", False),
     ],
 )

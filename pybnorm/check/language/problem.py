@@ -222,7 +222,7 @@ class Problem:
     sign : str
         ``"negative"``: every second saved 1/sigma that backward reads is below 0.
     factor : float
-        Exponential average factor.
+        Exponential average factor, the weight of the batch: PyTorch's momentum; 1 - momentum of Keras, ONNX and flax.
     eps : float, optional
         Epsilon; see `default_epsilon`.
     params : DataType, optional
@@ -619,6 +619,8 @@ class Problem:
             name, equals, text = token.partition("=")
             if not equals or name not in allowed:
                 near = _words.meant(name, allowed) if name not in allowed else ""
+                if name == "momentum" and near:
+                    near = f"{near[:-1]} It is PyTorch's momentum, and 1 - momentum of Keras, ONNX and flax.)"
                 raise ArgumentError("option", token, " ".join(f"{o}=" for o in allowed) + f" after {tokens[0]}{near}")
             if name in values:
                 raise ArgumentError("option", token, f"{name}= once")

@@ -114,14 +114,8 @@ def _ordinary(problem: Problem) -> bool:
     """Tell whether it is of the calls that combinations are recorded of."""
     if problem.fill in ("range", "special"):
         return False  # an adapter may refuse the values: statistics that another form of them cannot hold
-    if (
-        problem.algorithm not in _ANY_WAY
-        or problem.streams > 1
-        or problem.inplace
-        or problem.activation
-        or problem.inverse
-        or problem.misalign
-    ):
+    given = problem.inplace, problem.activation, problem.inverse, problem.misalign, problem.saves_variance
+    if any(given) or problem.algorithm not in _ANY_WAY or problem.streams > 1 or not problem.unbiased:
         return False
     if problem.parameter_dtype != _arguments.derived_data_type(problem.dtype):
         return False
