@@ -10,7 +10,8 @@ in terms of the sum, in one chain, and to less in every other order; the mean ov
 1 + |kappa of x|. Measured on the 33 styles of `selftest_tool`, m from 3,136 to 401,408: at most 2.6 of it in
 the mean, which may be shifted by an element, 0.6 in dbias, 2.1 in dscale. `REACH` of it is allowed.
 
-This says nothing of a variance, whose terms are of one sign and whose chains err by their bias; of dscale where the
+This says nothing of a variance, whose terms are of one sign and whose chains err by their bias (but see
+`pybnorm.check.judging.one_term`); of dscale where the
 mean is computed anew, whose error it has; of what is blended; of an activation, where one element near a limit may be
 masked or not. y, dx and the running mean have roundings of their own, which are allowed beside; they may all be of one
 sign. Where those are larger than what a sum is off by, as 16-bit results make them, an output is as wrong as the sum
@@ -28,6 +29,7 @@ import numpy as np
 
 from pybnorm.check.judging.bounds.classes import LONG
 from pybnorm.check.judging.deviations import Rows, measured, own_moments
+from pybnorm.check.judging.one_term import one_term
 from pybnorm.check.language.data import sums_are_exact
 from pybnorm.check.language.problem import FILE, Problem
 from pybnorm.enums import Operation
@@ -90,20 +92,15 @@ def beyond(expected: Expected, outputs: Mapping[str, Array]) -> Beyond:
         return found
     gradient = _size(rows)
     wrong: dict[str, tuple[str, Array]] = {}
-    for output, name in ((o, n) for o, names in _SUMS.items() if o in outputs for n in names):
-        if (problem.recomputes and (name == "dscale" or output == "dx")) or expected.blend(output)[1]:
-            continue
-        if output == "running_mean" and problem.factor == 0:
-            continue
-        if problem.composed == "backward_elemt":  # its sums are given
-            continue
+    deviations = {name: measured(expected, name, got) for name, got in outputs.items() if _shows(expected, name)}
+    for output, name in ((o, n) for o in deviations for n in _SUMS.get(o, ()) if n in deviations[o]):
         size = 1.0 if name == "mean" else gradient
         with np.errstate(all="ignore"):
             value = np.abs(_value(expected, name))
             allowed = _allowed(expected, name, value, size) + _own(expected, output, size)
             if output not in ("y", "dx"):
                 found.noticed[output] = float(np.fmin.reduce(allowed / value, initial=math.inf))
-            deviation = measured(expected, output, outputs[output]).get(name, np.full(1, np.nan))
+            deviation = deviations[output][name]
             ratio = np.abs(deviation) / allowed
         if np.isnan(ratio).all():
             continue
@@ -117,14 +114,28 @@ def beyond(expected: Expected, outputs: Mapping[str, Array]) -> Beyond:
             wrong.setdefault(name, (output, deviation))
             found.notes[output] = f"as if terms were missing or wrong: {text}"
             found.over[output] = (ratio > 1).astype(np.uint8)
-    for output in (name for name in _FOLLOW if wrong and name in outputs):
-        if output == "running_mean" and problem.factor == 0:
-            continue
-        for name, deviation in measured(expected, output, outputs[output]).items():
+    for output in (name for name in _FOLLOW if wrong and name in deviations):
+        for name, deviation in deviations[output].items():
             if name in wrong and _alike(deviation, wrong[name][1]):
                 found.notes.setdefault(output, f"off as {wrong[name][0]} is, by more than roundings")
                 found.over.setdefault(output, found.over[wrong[name][0]])
+    if problem.fill != FILE:
+        for name in ("mean", "variance", "dbias", "dscale"):
+            own = {output: values[name] for output, values in deviations.items() if name in values}
+            for output, note in one_term(rows, name, own, LEVEL).items():
+                found.notes.setdefault(output, note)
+                found.over.setdefault(output, np.ones(expected.statistics[0].size, np.uint8))
     return found
+
+
+def _shows(expected: Expected, output: str) -> bool:
+    """Say whether an output tells of sums, and of no other error."""
+    problem = expected.problem
+    if problem.composed == "backward_elemt" or expected.blend(output)[1]:  # its sums are given
+        return False
+    if problem.recomputes and output in ("dscale", "sum_dy_xmu", "dx"):
+        return False
+    return not (output.startswith("running") and problem.factor == 0)
 
 
 _LEAST_FACTOR, _FEWEST_MEANS = 32.0, 8

@@ -64,7 +64,7 @@ SHAPES = {
 """Dims by m; sixteen channels."""
 CHANNELS = 16
 VISIBLE = 3.0
-SEEN = 25088
+SEEN = 100352
 """Terms of a random sum up to which an element that is missing must show; in longer ones a variance hides it."""
 _LEAST = Tier("least", False, 1.0, exact=True)
 """What may be rounded after the sums."""

@@ -1,0 +1,68 @@
+"""One term that is missing from long sums is found among the places of the data; a correct kernel has none."""
+
+import numpy as np
+import pytest
+from selftest_tool import rows
+from selftest_tool.kernels import Kernel
+from tables import table
+
+from pybnorm.check.judging.bounds import Status, expect
+from pybnorm.check.judging.deviations import Rows
+from pybnorm.check.judging.one_term import one_term
+from pybnorm.check.judging.roundings import beyond
+from pybnorm.check.judging.whole_call import judge_call
+from pybnorm.check.language.data import generate
+from pybnorm.check.language.problem import Problem
+
+LONG = "32x16x56x56"  # m = 100,352
+FOUND = {
+    "last element dropped from the variance": "the last terms of the variance, 1 of them, were missing",
+    "an element in the middle dropped": "variance was missing in every channel: image 10, element 2090",
+    "first element twice": "the first terms of the variance, 1 of them, were counted twice",
+    "an element in the middle read from beside it": "one term of the variance was read from beside it",
+    "last 7 elements dropped": "the last terms of the variance, 7 of them, were missing",
+}
+
+
+def made(line):
+    problem = Problem.parse(line)
+    inputs = generate(problem)
+    return expect(problem, inputs), rows.Rows(problem, inputs)
+
+
+@pytest.mark.slow
+@table("bug", FOUND)
+@table("line", ["train,spatial,f32,nchw,{},fill=randn", "train,spatial,f32,nhwc,{},fill=relu"])
+def test_what_hides_in_the_width_of_a_variance_is_found(line, bug):
+    expected, by_channel = made(line.format(LONG))
+    got = rows.outputs(rows.BUGS[bug], by_channel)
+    assert Status.FAIL in {v.status for v in judge_call(expected, got).values()}
+    seen = beyond(expected, got)  # a case is not searched for them where a bound has failed
+    assert FOUND[bug] in seen.notes["saved_inv_variance"]
+    assert seen.over["saved_inv_variance"].all()
+
+
+@pytest.mark.slow
+@table("style", rows.STYLES)
+@table("line", ["train,spatial,f32,nchw,8x32x28x28,fill={}", "backward,spatial,bf16,nchw,8x32x28x28,fill={}"])
+def test_no_correct_kernel_lacks_a_term(line, style):
+    for fill in ("randn", "relu", "image", "sparse", "level"):
+        expected, by_channel = made(line.format(fill))
+        found = judge_call(expected, rows.outputs(rows.STYLES[style], by_channel)).values()
+        assert Status.FAIL not in {v.status for v in found}, fill
+
+
+def test_deviations_of_0_and_of_no_place_say_nothing():
+    expected, _ = made("train,spatial,f32,nchw,4x16x28x28,fill=relu")
+    by_place = Rows(expected)
+    other = np.random.default_rng(1).normal(size=16)
+    for deviations in (np.zeros(16), other, np.full(16, np.nan)):
+        assert one_term(by_place, "mean", {"saved_mean": deviations}, 1e-12) == {}
+    z, _ = by_place.at(np.array([700]))
+    assert "image 0, element 700" in one_term(by_place, "mean", {"saved_mean": -z[:, 0]}, 1e-12)["saved_mean"]
+
+
+def test_a_kernel_of_one_chain_hides_a_term():
+    expected, by_channel = made("train,spatial,f32,nchw,8x16x56x56,fill=randn")
+    kernel = Kernel(total=rows.sequential)
+    assert all(v.status.correct for v in judge_call(expected, rows.outputs(kernel, by_channel)).values())
