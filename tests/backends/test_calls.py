@@ -23,6 +23,12 @@ from pybnorm.check.language.problem import Problem
 LAYOUTS = [Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST]
 SHAPES = [(6, 5), (4, 3, 7), (4, 5, 6, 7), (2, 3, 2, 3, 4)]
 OPERATIONS = [Operation.FORWARD_TRAINING, Operation.FORWARD_INFERENCE, Operation.BACKWARD]
+PARAMETERS = {
+    Operation.FORWARD_TRAINING: ("scale", "bias", "running_mean", "running_variance", "saved_mean",
+                                 "saved_inv_variance"),
+    Operation.FORWARD_INFERENCE: ("scale", "bias", "running_mean", "running_variance"),
+    Operation.BACKWARD: ("scale", "dscale", "dbias", "saved_mean", "saved_inv_variance"),
+}  # fmt: skip
 SENTINEL = 0xA5
 
 
@@ -171,73 +177,23 @@ class Case:
 
     def run_addresses(self, sized=True):
         """The lower level: descriptors and addresses. Without `sized` the workspace's size is not asked for."""
-        p, d = self.problem, self.descriptors()
-        a = {n: b.pointer for n, b in {**self.given, **self.made}.items()}
-        memory = self.workspace(d) if sized else None
+        memory = self.workspace(self.descriptors()) if sized else None
         space = {"workspace": memory.pointer, "workspace_size": memory.nbytes} if memory else {}
-        derived = pybnorm.derive_bn_tensor_descriptor(d["x"], p.mode)
-        if p.operation == Operation.FORWARD_TRAINING:
-            pybnorm.batch_normalization_forward_training(
-                self.handle,
-                p.mode,
-                p.alpha,
-                p.beta,
-                d["x"],
-                a["x"],
-                d["y"],
-                a["y"],
-                derived,
-                a["scale"],
-                a["bias"],
-                p.factor,
-                a.get("running_mean"),
-                a.get("running_variance"),
-                p.epsilon,
-                a.get("saved_mean"),
-                a.get("saved_inv_variance"),
-                **space,
-            )
-        elif p.operation == Operation.FORWARD_INFERENCE:
-            pybnorm.batch_normalization_forward_inference(
-                self.handle,
-                p.mode,
-                p.alpha,
-                p.beta,
-                d["x"],
-                a["x"],
-                d["y"],
-                a["y"],
-                derived,
-                a["scale"],
-                a["bias"],
-                a["running_mean"],
-                a["running_variance"],
-                p.epsilon,
-                **space,
-            )
-        else:
-            pybnorm.batch_normalization_backward(
-                self.handle,
-                p.mode,
-                p.alpha,
-                p.beta,
-                p.alpha_param,
-                p.beta_param,
-                d["x"],
-                a["x"],
-                d["dy"],
-                a["dy"],
-                d["dx"],
-                a["dx"],
-                derived,
-                a["scale"],
-                a["dscale"],
-                a["dbias"],
-                p.epsilon,
-                a.get("saved_mean"),
-                a.get("saved_inv_variance"),
-                **space,
-            )
+        call = getattr(pybnorm, f"batch_normalization_{self.problem.operation.name.lower()}")
+        call(self.handle, **self.addresses(), **calls.options(self.problem), **space)
+
+    def addresses(self):
+        """Descriptors, and the addresses of all that the call on addresses takes: None of what is absent."""
+        described = self.descriptors()
+        arguments = {f"{n}_desc": descriptor for n, descriptor in described.items()}
+        wide = DataType.FLOAT64 if self.problem.dtype == DataType.FLOAT64 else DataType.FLOAT32
+        dims = self.problem.parameter_dims
+        arguments["param_desc"] = pybnorm.TensorDescriptor(self.handle.backend, wide, dims)
+        return (
+            arguments
+            | dict.fromkeys(PARAMETERS[self.problem.operation])
+            | {n: b.pointer for n, b in {**self.given, **self.made}.items()}
+        )
 
     def judge(self, allowed=(Status.PASS,)):
         """Every output within bound, every gap and every input as it was."""

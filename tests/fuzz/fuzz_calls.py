@@ -22,7 +22,7 @@ from pybnorm._arrays import Buffer, as_buffer
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "backends"))
 
-from test_calls import NO_BLENDING, Case, bytes_of, expected_axpby, expected_support, stores_of
+from test_calls import NO_BLENDING, PARAMETERS, Case, bytes_of, expected_axpby, expected_support, stores_of
 
 from pybnorm.check.judging import bounds
 from pybnorm.check.language import calls
@@ -38,11 +38,6 @@ OUTPUTS = {
     TRAIN: ("y", "running_mean", "running_variance", "saved_mean", "saved_inv_variance"),
     INFER: ("y",),
     BACKWARD: ("dx", "dscale", "dbias"),
-}
-PARAMETERS = {
-    TRAIN: ("scale", "bias", "running_mean", "running_variance", "saved_mean", "saved_inv_variance"),
-    INFER: ("scale", "bias", "running_mean", "running_variance"),
-    BACKWARD: ("scale", "dscale", "dbias", "saved_mean", "saved_inv_variance"),
 }
 PAIRS = {
     TRAIN: (("running_mean", "running_variance"), ("saved_mean", "saved_inv_variance")),
@@ -189,7 +184,8 @@ class Maker:
                 space, lent = None, None
             else:
                 lent = (space.pointer, space.nbytes)  # calls on addresses have no memory of the handle's
-            arguments = self.on_addresses(case, options, lent)
+            arguments = {"handle": self.handle, **case.addresses(), **options}
+            arguments |= {"workspace": lent[0] if lent else 0, "workspace_size": lent[1] if lent else 0}
             name = f"batch_normalization_{operation.name.lower()}"
             call = Call(name, level, getattr(pybnorm, name), arguments)
         call.case, call.support, call.kept, call.outputs = case, support, [space, arrays], OUTPUTS[operation]
@@ -209,20 +205,6 @@ class Maker:
         )
         call.activated = Capability.ACTIVATION in bits
         call.support = None if call.activated else False
-
-    def on_addresses(self, case: Case, options: dict[str, Any], lent: tuple[int, int] | None) -> dict[str, Any]:
-        arrays, problem = named(case), case.problem
-        described = {
-            n: TensorDescriptor(self.backend, b.dtype, b.dims, b.strides) for n, b in arrays.items() if n in DATA
-        }
-        arguments: dict[str, Any] = {"handle": self.handle, **options}
-        for name, descriptor in described.items():
-            arguments |= {f"{name}_desc": descriptor, name: arrays[name].pointer}
-        dtype = DataType.FLOAT64 if problem.dtype == DataType.FLOAT64 else DataType.FLOAT32
-        dims = parameter_dims(problem.dims, problem.mode)
-        arguments["param_desc"] = TensorDescriptor(self.backend, dtype, dims)
-        arguments |= {n: arrays[n].pointer if n in arrays else None for n in PARAMETERS[problem.operation]}
-        return arguments | {"workspace": lent[0] if lent else 0, "workspace_size": lent[1] if lent else 0}
 
     # -------- elementwise
 
