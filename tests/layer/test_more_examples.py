@@ -10,7 +10,6 @@ from example_here import run_here
 
 import pybnorm
 from pybnorm import cann, directml, layer, miopen
-from pybnorm._find import SPECS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DTYPES = {
@@ -67,13 +66,16 @@ def test_one_command(handle, name, dtype, layout):
 @pytest.mark.slow
 @pytest.mark.parametrize("other", pybnorm.backends())
 def test_a_state_moves_to_another_backend(handle, other):
+    try:
+        pybnorm.load(other)
+    except pybnorm.LibraryError:
+        pytest.skip(f"{other}: no such library here, of which test_an_absent_second_library_is_said")
     done = run("gocudnn_layer", "--backend", handle.backend, "--infer-backend", other)
     if done.returncode == ABSENT:
-        with pytest.raises((pybnorm.LibraryError, pybnorm.NotInitializedError)):
+        with pytest.raises(pybnorm.NotInitializedError):
             pybnorm.Handle(other).close()
-        # the name, where the library is here and no device; without the library its label
-        assert any(name in done.stderr for name in (other, SPECS[other].label))
-        pytest.skip(f"{other}: no such library or device here")
+        assert other in done.stderr
+        pytest.skip(f"{other}: no such device here")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"restored on {other}" in done.stdout
 
