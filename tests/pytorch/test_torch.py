@@ -110,15 +110,6 @@ def test_only_what_is_asked_for_has_a_gradient(torch, ours, device):
         assert close(bias.grad, torch.full((5,), 4.0 * 6 * 7, device=device))
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's own
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # PyTorch's own, on its way to it
-def test_a_forward_derivative_is_an_error(torch, ours, device):
-    forward = torch.autograd.forward_ad
-    x = randn(torch, SHAPES[2], device)
-    with forward.dual_level(), pytest.raises((RuntimeError, NotImplementedError)):
-        ours.batch_norm(forward.make_dual(x, torch.ones_like(x)), None, None, training=True)
-
-
 def test_inputs_and_gradients_in_any_order_of_memory(torch, ours, device):
     x = randn(torch, SHAPES[2], device)
     weight = torch.ones(5, device=device)
@@ -393,22 +384,6 @@ def test_another_stream_is_followed_forward_and_backward(torch, ours, device):
         wanted.square().sum().backward()
         assert close(y, wanted)
         assert close(leaf.grad, right.grad, 10)
-
-
-@pytest.mark.filterwarnings("ignore")  # PyTorch's compiler has some of its own
-def test_a_compiler_takes_it_as_it_is(torch, ours, device):
-    if not hasattr(torch, "compile"):
-        pytest.skip("this PyTorch has no compiler")
-    theirs, mine = pair(torch, ours, 2, device)
-    compiled = torch.compile(lambda x: mine(x * 2).relu(), backend="eager")
-    for step in range(2):
-        x = randn(torch, SHAPES[2], device, seed=step)
-        leaf, other = x.clone().requires_grad_(), x.clone().requires_grad_()
-        y, right = compiled(leaf), theirs(other * 2).relu()
-        y.sum().backward()
-        right.sum().backward()
-        assert close(y, right)
-        assert close(leaf.grad, other.grad)
 
 
 def test_nothing_else_imports_pytorch(tmp_path):
