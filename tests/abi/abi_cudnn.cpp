@@ -11,14 +11,14 @@ extern "C" void cudnnGetLastErrorString(char *, size_t);
 #include "../doubles/cudnn8.h"
 #include "abi_same.hpp"
 
-#define SAME_VALUE(name, value) PBN_ABI_SAME_VALUE(name, PBN_##name);
+#define SAME_VALUE(name, ...) PBN_ABI_SAME_VALUE(name, PBN_##name);
 PBN_CUDNN_CONSTANTS(SAME_VALUE)
 PBN_CUDA_LOST(SAME_VALUE)
 PBN_CUDA_CONSTANTS(SAME_VALUE)
 #if CUDNN_MAJOR >= 9
 PBN_CUDNN9_STATUSES(SAME_VALUE)
 #else
-#define SAME_VALUE_8(name, value) PBN_ABI_SAME_VALUE(name, PBN_V8_##name);
+#define SAME_VALUE_8(name, ...) PBN_ABI_SAME_VALUE(name, PBN_V8_##name);
 PBN_CUDNN8_STATUSES(SAME_VALUE_8)
 #define SAME_FACT(name, value) PBN_ABI_SAME_VALUE(name, value);
 CUDNN8_STATUSES(SAME_FACT)

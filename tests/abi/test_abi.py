@@ -151,8 +151,8 @@ def test_declarations_are_the_vendors(name, aarch64):
 OF_3_5 = [
     ("(void *handle, int *policy)", "(void *handle, double *policy)", "prototype of miopenGetTuningPolicy differs"),
     ("C(miopenActivationCLAMP, 10)", "C(miopenActivationCLAMP, 9)", "value of miopenActivationCLAMP differs"),
-    ("void *variance, double epsilon, void *activation))", "void *variance, void *activation))", "InferenceActivation"),
-    ("const void *bias, void *dscale,", "void *dscale,", "prototype of miopenBatchNormBackwardActivation differs"),
+    ("PBN_MIOPEN_INFERENCE, void *activation))", "void *scale, void *activation))", "InferenceActivation"),
+    ("const void *bias, PBN_MIOPEN_GRADIENTS", "PBN_MIOPEN_GRADIENTS", "miopenBatchNormBackwardActivation differs"),
 ]
 WRONG = {
     "cudnn": [

@@ -136,72 +136,27 @@ static const char *cudnn_status_name(int status) {
     return name != NULL ? name : "CUDNN_UNKNOWN_STATUS";
 }
 
-static int status_class_8(int status) {
-    switch (status) {
-    case PBN_V8_CUDNN_STATUS_NOT_INITIALIZED:
-    case PBN_V8_CUDNN_STATUS_LICENSE_ERROR:
-    case PBN_V8_CUDNN_STATUS_RUNTIME_PREREQUISITE_MISSING:
-        return PBN_CLASS_NOT_INITIALIZED;
-    case PBN_V8_CUDNN_STATUS_ALLOC_FAILED:
-        return PBN_CLASS_ALLOCATION;
-    case PBN_V8_CUDNN_STATUS_BAD_PARAM:
-    case PBN_V8_CUDNN_STATUS_INVALID_VALUE:
-        return PBN_CLASS_BAD_PARAMETER;
-    case PBN_V8_CUDNN_STATUS_ARCH_MISMATCH:
-    case PBN_V8_CUDNN_STATUS_NOT_SUPPORTED:
-        return PBN_CLASS_NOT_SUPPORTED;
-    case PBN_V8_CUDNN_STATUS_EXECUTION_FAILED:
-    case PBN_V8_CUDNN_STATUS_RUNTIME_IN_PROGRESS:
-    case PBN_V8_CUDNN_STATUS_RUNTIME_FP_OVERFLOW:
-        return PBN_CLASS_EXECUTION;
-    case PBN_V8_CUDNN_STATUS_VERSION_MISMATCH:
-        return PBN_CLASS_VERSION;
-    default:
-        return PBN_CLASS_INTERNAL;
-    }
-}
-
-static int status_class_9(int status) {
-    switch (status) {
-    case PBN_CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH:
-    case PBN_CUDNN_STATUS_SERIALIZATION_VERSION_MISMATCH:
-        return PBN_CLASS_VERSION;
-    case PBN_CUDNN_STATUS_NOT_INITIALIZED:
-    case PBN_CUDNN_STATUS_LICENSE_ERROR:
-    case PBN_CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED:
-    /* Numbered as "not supported", but it is the installation that is broken, not the request. */
-    case PBN_CUDNN_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER:
-    case PBN_CUDNN_STATUS_NOT_SUPPORTED_INCOMPATIBLE_CUDART:
-    case PBN_CUDNN_STATUS_NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING:
-    case PBN_CUDNN_STATUS_NOT_SUPPORTED_SUBLIBRARY_UNAVAILABLE:
-        return PBN_CLASS_NOT_INITIALIZED;
-    case PBN_CUDNN_STATUS_DEPRECATED:
-        return PBN_CLASS_NOT_SUPPORTED;
-    case PBN_CUDNN_STATUS_RUNTIME_IN_PROGRESS:
-    case PBN_CUDNN_STATUS_RUNTIME_FP_OVERFLOW:
-        return PBN_CLASS_EXECUTION;
-    case PBN_CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED:
-    case PBN_CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED:
-        return PBN_CLASS_ALLOCATION;
-    default:
-        break;
-    }
-    switch (status / 1000 * 1000) { /* the vendor's own rule for the family of a status */
-    case PBN_CUDNN_STATUS_BAD_PARAM:
-        return PBN_CLASS_BAD_PARAMETER;
-    case PBN_CUDNN_STATUS_NOT_SUPPORTED:
-        return PBN_CLASS_NOT_SUPPORTED;
-    case PBN_CUDNN_STATUS_EXECUTION_FAILED:
-        return PBN_CLASS_EXECUTION;
-    default:
-        return PBN_CLASS_INTERNAL;
-    }
+/* The class of a status that has one of its own; -1 for others. */
+static int own_class(int status) {
+#define PBN_CLASS_OF(name, value, family) {value, PBN_CLASS_##family},
+    static const struct {
+        int status, family;
+    } of_8[] = {PBN_CUDNN8_STATUSES(PBN_CLASS_OF)}, of_9[] = {PBN_CUDNN9_STATUSES(PBN_CLASS_OF)};
+#undef PBN_CLASS_OF
+    for (size_t i = 0; api.major == 8 && i < sizeof of_8 / sizeof of_8[0]; i++)
+        if (of_8[i].status == status)
+            return of_8[i].family;
+    for (size_t i = 0; api.major != 8 && i < sizeof of_9 / sizeof of_9[0]; i++)
+        if (of_9[i].status == status)
+            return of_9[i].family;
+    return -1;
 }
 
 static int cudnn_status_class(int status) {
-    if (status == PBN_CUDNN_STATUS_SUCCESS)
-        return PBN_CLASS_SUCCESS;
-    return api.major == 8 ? status_class_8(status) : status_class_9(status);
+    int family = status == PBN_CUDNN_STATUS_SUCCESS ? PBN_CLASS_SUCCESS : own_class(status);
+    if (family < 0 && api.major != 8 && status >= 2000)
+        family = own_class(status / 1000 * 1000); /* the vendor's own rule for the family of a status */
+    return family < 0 ? PBN_CLASS_INTERNAL : family;
 }
 
 static void cudnn_last_error(int status, char *text, size_t size) {

@@ -14,8 +14,6 @@ static int is_single(double value) {
 
 static const char ex_alignment[] = "the Ex entry points' channels-last kernels load several elements at once: tensors "
                                    "and parameters must be 16-byte aligned, or the CUDA context would be lost";
-static const char fused_alignment[] = "tensors and parameters of a fused activation must be 16-byte aligned: cuDNN's "
-                                      "kernels would lose the CUDA context";
 
 static const char *cannot_fuse_any(const pbn_call *call) {
     if (call->activation != PBN_ACTIVATION_RELU)
@@ -57,8 +55,6 @@ static const char *cannot_fuse(const pbn_call *call) {
         return "cuDNN's Ex entry points fuse an activation for channels in multiples of 4 only";
     if (blends(call))
         return "cuDNN does not say how its Ex entry points blend after an activation: alpha must be 1 and beta 0";
-    if (common_alignment(call) < WIDE_ALIGNMENT)
-        return fused_alignment;
     return NULL;
 }
 
@@ -143,35 +139,57 @@ static int make_vector(pbn_tensor *t, int64_t channels) {
     return cudnn_tensor_set(t, PBN_FLOAT32, 4, dims, strides);
 }
 
-static int build_fused(pbn_plan *p, pbn_handle *handle, const pbn_call *call) {
-    const int mode = PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT, ops = fused_ops(call);
-    void *t, *z, *param, *activation;
+/* What an Ex call is given: fused ones the packed memory, others what the caller described. */
+typedef struct ex_call {
+    int ops;
+    void *x, *y, *dy, *dx, *z, *param;
+} ex_call;
+
+static int to_ex(const pbn_plan *p, const pbn_call *call, ex_call *e) {
+    void *const t = p->packed.compute;
     int status;
-    if ((status = make_packed_last(p, call->x_desc)) != PBN_OK ||
-        (status = make_vector(&p->one, call->x_desc->dims[1])) != PBN_OK ||
-        (status = new_relu(&activation)) != PBN_OK)
+    if (p->fused) {
+        *e = (ex_call){fused_ops(call), t, t, t, t, residual(call) != NULL ? t : NULL, p->one.compute};
+        return PBN_OK;
+    }
+    *e = (ex_call){.ops = PBN_CUDNN_BATCHNORM_OPS_BN};
+    if ((status = to_compute(call->x_desc, &e->x)) != PBN_OK ||
+        (status = to_compute(call->param_desc, &e->param)) != PBN_OK)
         return status;
-    p->activation = activation;
-    t = p->packed.compute;
-    z = residual(call) != NULL ? t : NULL;
-    param = p->one.compute;
+    if (call->operation == PBN_OP_FORWARD_TRAINING)
+        return to_compute(call->y_desc, &e->y);
+    status = to_compute(call->dy_desc, &e->dy);
+    return status != PBN_OK ? status : to_compute(call->dx_desc, &e->dx);
+}
+
+/* With the persistent mode: the plain mode over Ex runs the plain entry point's kernels. */
+static int build_ex(pbn_plan *p, pbn_handle *handle, const pbn_call *call) {
+    const int mode = PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT;
+    ex_call e;
+    int status;
+    p->mode = PBN_SPATIAL_PERSISTENT;
+    if (p->fused && ((status = make_packed_last(p, call->x_desc)) != PBN_OK ||
+                     (status = make_vector(&p->one, call->x_desc->dims[1])) != PBN_OK ||
+                     (status = new_relu(&p->activation)) != PBN_OK))
+        return status;
+    if ((status = to_ex(p, call, &e)) != PBN_OK)
+        return status;
     status = call->operation == PBN_OP_BACKWARD
-                 ? api.cudnnGetBatchNormalizationBackwardExWorkspaceSize(handle->vendor, mode, ops, t, t, t, z, t,
-                                                                         param, activation, &p->workspace)
-                 : api.cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(handle->vendor, mode, ops, t, z, t,
-                                                                                param, activation, &p->workspace);
-    if (status != PBN_CUDNN_STATUS_SUCCESS)
+                 ? api.cudnnGetBatchNormalizationBackwardExWorkspaceSize(
+                       handle->vendor, mode, e.ops, e.x, e.y, e.dy, e.z, e.dx, e.param, p->activation, &p->workspace)
+                 : api.cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
+                       handle->vendor, mode, e.ops, e.x, e.z, e.y, e.param, p->activation, &p->workspace);
+    if (status != PBN_CUDNN_STATUS_SUCCESS || !p->fused)
         return status;
     /* Without a workspace the Ex entry points are documented to do what the plain ones do: no activation. */
     if (p->workspace == 0)
         return pbn_refuse(PBN_E_UNSUPPORTED, "cuDNN asks for no workspace, so it has no fused kernel for this shape");
-    return api.cudnnGetBatchNormalizationTrainingExReserveSpaceSize(handle->vendor, mode, ops, activation, t,
+    return api.cudnnGetBatchNormalizationTrainingExReserveSpaceSize(handle->vendor, mode, e.ops, p->activation, e.x,
                                                                     &p->reserve);
 }
 
 static int build(pbn_plan *p, pbn_handle *handle, const pbn_call *call, int skip) {
-    void *x, *y, *dy, *dx, *param;
-    int status = PBN_OK;
+    int status;
     p->mode = call->mode;
     p->fused = fuses(call);
     p->values[VALUE_EPSILON] = (float)call->epsilon;
@@ -183,25 +201,8 @@ static int build(pbn_plan *p, pbn_handle *handle, const pbn_call *call, int skip
     case PERSISTENT:
         p->mode = PBN_SPATIAL_PERSISTENT;
         return PBN_OK;
-    case EX: /* with the persistent mode: the plain mode over Ex runs the plain entry point's kernels */
-        p->mode = PBN_SPATIAL_PERSISTENT;
-        if (fuses(call))
-            return build_fused(p, handle, call);
-        if ((status = to_compute(call->x_desc, &x)) != PBN_OK ||
-            (status = to_compute(call->param_desc, &param)) != PBN_OK)
-            return status;
-        if (call->operation == PBN_OP_FORWARD_TRAINING) {
-            if ((status = to_compute(call->y_desc, &y)) != PBN_OK)
-                return status;
-            return api.cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
-                handle->vendor, PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT, PBN_CUDNN_BATCHNORM_OPS_BN, x, NULL, y, param,
-                NULL, &p->workspace);
-        }
-        if ((status = to_compute(call->dy_desc, &dy)) != PBN_OK || (status = to_compute(call->dx_desc, &dx)) != PBN_OK)
-            return status;
-        return api.cudnnGetBatchNormalizationBackwardExWorkspaceSize(
-            handle->vendor, PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT, PBN_CUDNN_BATCHNORM_OPS_BN, x, NULL, dy, NULL, dx,
-            param, NULL, &p->workspace);
+    case EX:
+        return build_ex(p, handle, call);
     case GRAPH:
     case POINTWISE:
         if ((status = graph_ready()) != PBN_OK)
@@ -370,54 +371,29 @@ static void cudnn_plan_info(const pbn_plan *plan, size_t *workspace, size_t *res
     *why = plan->why;
 }
 
-/* `call` was held against cannot_fuse when the plan was made: alpha 1, beta 0, saved statistics, no float64. */
-static int run_fused(pbn_handle *handle, const pbn_plan *p, const pbn_call *call) {
-    const int mode = PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT, ops = fused_ops(call);
-    const float one = 1, zero = 0;
-    void *t = p->packed.compute, *z = residual(call) != NULL ? t : NULL, *param = p->one.compute;
-    void *reserve = p->reserve != 0 ? call->reserve : NULL;
-    const int backward = call->operation == PBN_OP_BACKWARD;
-    if (((data_bits(call) | param_bits(call)) & (WIDE_ALIGNMENT - 1)) != 0)
-        return pbn_refuse(PBN_E_UNSUPPORTED, fused_alignment);
-    if (backward)
-        return api.cudnnBatchNormalizationBackwardEx(
-            handle->vendor, mode, ops, &one, &zero, &one, &zero, t, call->x, t, call->y, t, call->dy, z,
-            z != NULL ? call->dz : NULL, t, call->dx, param, call->scale, call->bias, call->dscale, call->dbias,
-            call->epsilon, call->saved_mean, call->saved_inv_variance, p->activation, call->workspace,
-            call->workspace_size, reserve, p->reserve);
-    return api.cudnnBatchNormalizationForwardTrainingEx(
-        handle->vendor, mode, ops, &one, &zero, t, call->x, z, z != NULL ? call->z : NULL, t, call->y, param,
-        call->scale, call->bias, call->factor, call->running_mean, call->running_variance, call->epsilon,
-        call->saved_mean, call->saved_inv_variance, p->activation, call->workspace, call->workspace_size, reserve,
-        p->reserve);
-}
-
-static int run_ex(pbn_handle *handle, const pbn_call *call) {
-    const int dtype = call->x_desc->dtype;
+/* Calls with an activation were held against cannot_fuse when the plan was made: alpha 1, beta 0, saved statistics. */
+static int run_ex(pbn_handle *handle, const pbn_plan *p, const pbn_call *call) {
+    const int dtype = call->x_desc->dtype, mode = PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT;
     const scalar alpha = to_scalar(call->alpha, dtype), beta = to_scalar(call->beta, dtype);
     const scalar alpha_param = to_scalar(call->alpha_param, dtype), beta_param = to_scalar(call->beta_param, dtype);
-    void *x, *y, *dy, *dx, *param;
-    int status;
-    if ((status = to_compute(call->x_desc, &x)) != PBN_OK || (status = to_compute(call->param_desc, &param)) != PBN_OK)
+    void *reserve = p->reserve != 0 ? call->reserve : NULL;
+    ex_call e;
+    const int status = to_ex(p, call, &e);
+    if (status != PBN_OK)
         return status;
     if (((data_bits(call) | param_bits(call)) & (WIDE_ALIGNMENT - 1)) != 0)
         return pbn_refuse(PBN_E_UNSUPPORTED, ex_alignment);
-    if (call->operation == PBN_OP_BACKWARD) {
-        if ((status = to_compute(call->dy_desc, &dy)) != PBN_OK || (status = to_compute(call->dx_desc, &dx)) != PBN_OK)
-            return status;
+    if (call->operation == PBN_OP_BACKWARD)
         return api.cudnnBatchNormalizationBackwardEx(
-            handle->vendor, PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT, PBN_CUDNN_BATCHNORM_OPS_BN, &alpha, &beta,
-            &alpha_param, &beta_param, x, call->x, NULL, NULL, dy, call->dy, NULL, NULL, dx, call->dx, param,
-            call->scale, NULL, call->dscale, call->dbias, call->epsilon, call->saved_mean, call->saved_inv_variance,
-            NULL, call->workspace, call->workspace_size, NULL, 0);
-    }
-    if ((status = to_compute(call->y_desc, &y)) != PBN_OK)
-        return status;
+            handle->vendor, mode, e.ops, &alpha, &beta, &alpha_param, &beta_param, e.x, call->x, e.y,
+            p->fused ? call->y : NULL, e.dy, call->dy, e.z, e.z != NULL ? call->dz : NULL, e.dx, call->dx, e.param,
+            call->scale, p->fused ? call->bias : NULL, call->dscale, call->dbias, call->epsilon, call->saved_mean,
+            call->saved_inv_variance, p->activation, call->workspace, call->workspace_size, reserve, p->reserve);
     return api.cudnnBatchNormalizationForwardTrainingEx(
-        handle->vendor, PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT, PBN_CUDNN_BATCHNORM_OPS_BN, &alpha, &beta, x, call->x,
-        NULL, NULL, y, call->y, param, call->scale, call->bias, call->factor, call->running_mean,
-        call->running_variance, call->epsilon, call->saved_mean, call->saved_inv_variance, NULL, call->workspace,
-        call->workspace_size, NULL, 0);
+        handle->vendor, mode, e.ops, &alpha, &beta, e.x, call->x, e.z, e.z != NULL ? call->z : NULL, e.y, call->y,
+        e.param, call->scale, call->bias, call->factor, call->running_mean, call->running_variance, call->epsilon,
+        call->saved_mean, call->saved_inv_variance, p->activation, call->workspace, call->workspace_size, reserve,
+        p->reserve);
 }
 
 static int cudnn_plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *call) {
@@ -434,7 +410,7 @@ static int cudnn_plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *ca
     }
     switch (kind) {
     case EX:
-        return plan->activation != NULL ? run_fused(handle, plan, call) : run_ex(handle, call);
+        return run_ex(handle, plan, call);
     case GRAPH:
     case POINTWISE:
         return run_graph(handle, plan, call);
