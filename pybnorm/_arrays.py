@@ -79,27 +79,10 @@ class _View(NamedTuple):
 
 
 def as_buffer(obj: Any, argument: str) -> Buffer:
-    """Describe an array.
+    """Describe an array of any rank and strides; a `Buffer` is returned with fields of exact types.
 
-    Parameters
-    ----------
-    obj : array
-        Of float32, float64, float16 or bfloat16 (``ml_dtypes.bfloat16`` in NumPy), of any rank and strides.
-    argument : str
-        Its name in errors.
-
-    Returns
-    -------
-    Buffer
-        `obj` itself if it is one, or one like it whose fields have exact types: int, bool and tuple.
-
-    Raises
-    ------
-    ArgumentTypeError
-        Not an array, or of another dtype or byte order.
-    ArgumentError
-        Strides that are not whole elements, an address that is not aligned to the element, a mask, a NULL
-        address, or the object's own protocol failed (the cause is chained).
+    An ArgumentTypeError says that it is no array, or of another dtype or byte order; an ArgumentError that its strides
+    are not whole elements, its address is NULL or not aligned, it has a mask, or its own protocol failed.
     """
     if type(obj) is Buffer:
         checked: Buffer = _exact(obj, argument)
@@ -112,40 +95,12 @@ def as_buffer(obj: Any, argument: str) -> Buffer:
     _check_address(view.pointer, argument)
     if view.pointer % view.itemsize:
         raise ArgumentError(argument, f"address {view.pointer:#x}", f"an address aligned to {view.itemsize} bytes")
-    return Buffer(
-        view.pointer,
-        view.dims,
-        view.strides,
-        view.dtype,
-        view.device_type,
-        view.device_id,
-        view.writable,
-        view.owner,
-    )
+    where = view.device_type, view.device_id
+    return Buffer(view.pointer, view.dims, view.strides, view.dtype, *where, view.writable, view.owner)
 
 
 def as_memory(obj: Any, argument: str) -> Memory:
-    """Describe contiguous memory of any element type, such as a workspace.
-
-    Parameters
-    ----------
-    obj : Memory or array
-        A C-contiguous array of any dtype that `as_buffer`'s protocols can express.
-    argument : str
-        Its name in errors.
-
-    Returns
-    -------
-    Memory
-        `obj` itself if it is one.
-
-    Raises
-    ------
-    ArgumentTypeError
-        Not an array.
-    ArgumentError
-        Not contiguous, a NULL address, or the object's own protocol failed.
-    """
+    """Describe contiguous memory of any element type that `as_buffer`'s protocols can express, such as a workspace."""
     if type(obj) is Memory:
         checked: Memory = _exact(obj, argument)
         return checked
@@ -252,13 +207,7 @@ _OF_NUMPY: dict[DataType, np.dtype[Any]] = {ours: np.dtype(ours.name.lower()) fo
 
 
 def numpy_dtype(dtype: DataType) -> np.dtype[Any]:
-    """The NumPy dtype of `dtype`; bfloat16 is ml_dtypes'.
-
-    Raises
-    ------
-    ImportError
-        bfloat16 without the ml_dtypes package.
-    """
+    """The NumPy dtype of `dtype`; bfloat16 is ml_dtypes', and an ImportError without that package."""
     if dtype == DataType.BFLOAT16:
         import ml_dtypes
 
@@ -364,10 +313,7 @@ def wants_gradient(tensor: Any) -> bool:
 def note_written(arrays: Iterable[Any]) -> None:
     """Tell PyTorch which of the caller's tensors were written: what its autograd has saved of them is another now.
 
-    Parameters
-    ----------
-    arrays : iterable
-        Arrays of any framework, `Buffer` of them, addresses or None; only PyTorch's tensors are looked at.
+    Of arrays of any framework, addresses and None it looks only at PyTorch's tensors and `Buffer` of them.
     """
     torch = sys.modules.get("torch")
     bump = getattr(getattr(getattr(torch, "autograd", None), "graph", None), "increment_version", None)  # PyTorch 2.2

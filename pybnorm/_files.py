@@ -35,15 +35,7 @@ HEAD = 1 << 14
 
 
 class Kind:
-    """A kind of file that pybnorm makes.
-
-    Parameters
-    ----------
-    name : str
-        Name with an article, for messages.
-    header : str
-        Regular expression that matches at the beginning of such a file.
-    """
+    """A kind of file that pybnorm makes: its name with an article, and a regular expression for its beginning."""
 
     def __init__(self, name: str, header: str) -> None:
         self.name = name
@@ -61,13 +53,7 @@ class Kind:
 
 
 def check(argument: str, path: str | os.PathLike[str], kind: Kind, *, empty: bool = False) -> str:
-    """The path, with links resolved, where a file of `kind`, or with `empty` an empty file, may be replaced.
-
-    Raises
-    ------
-    ArgumentError
-        Something else is there.
-    """
+    """The path, with links resolved, where a file of `kind`, or with `empty` an empty file, may be replaced."""
     name = os.fspath(path)
     try:
         place = os.path.realpath(name)
@@ -96,12 +82,7 @@ def check(argument: str, path: str | os.PathLike[str], kind: Kind, *, empty: boo
 def replaced(argument: str, path: str | os.PathLike[str], kind: Kind) -> Iterator[IO[bytes]]:
     """A stream to a new file, which replaces `path` when the block ends without an exception.
 
-    Raises
-    ------
-    ArgumentError
-        As `check`, before the block and after it.
-    OSError
-        It cannot be written.
+    `check` is asked before the block and after it.
     """
     place = check(argument, path, kind, empty=True)
     temporary = _neighbour(place)
@@ -119,48 +100,20 @@ def replaced(argument: str, path: str | os.PathLike[str], kind: Kind) -> Iterato
 
 
 def try_to_write(argument: str, path: str | os.PathLike[str], kind: Kind) -> None:
-    """Check before a long run that `replaced` will work after it; changes nothing.
-
-    Raises
-    ------
-    ArgumentError, OSError
-        As `replaced`.
-    """
+    """Check before a long run that `replaced` will work after it; changes nothing."""
     temporary = _neighbour(check(argument, path, kind, empty=True))
     with open(temporary, "xb"):
         os.unlink(temporary)
 
 
 def remove(argument: str, path: str | os.PathLike[str], kind: Kind) -> None:
-    """Remove a file of `kind`; a link to it stays.
-
-    Raises
-    ------
-    ArgumentError
-        As `check`.
-    OSError
-        It cannot be removed.
-    """
+    """Remove a file of `kind`; a link to it stays."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(check(argument, path, kind))
 
 
 def read(path: str | os.PathLike[str], largest: int) -> bytes:
-    """All of a regular file.
-
-    Parameters
-    ----------
-    path : str or path-like
-    largest : int
-        Bytes.
-
-    Raises
-    ------
-    OSError
-        It cannot be read, is no regular file, or is larger.
-    ValueError
-        No file can have the name.
-    """
+    """All of a regular file of at most `largest` bytes; any other is an OSError, an impossible name a ValueError."""
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(size + 1) if size <= largest else b""  # so much is reserved at once
@@ -186,12 +139,8 @@ def member(path: str | os.PathLike[str], name: str, largest: int) -> bytes:
 def is_like(value: Any, form: Any) -> bool:
     """Return True where a value of JSON has a form.
 
-    Parameters
-    ----------
-    value : object
-    form : type, tuple, list or dict
-        A type; a tuple: one of its forms; a list: any number of its only item; a dict: the names that must be there,
-        but for those that end in ``?``.
+    That is a type; a tuple: one of its forms; a list: any number of its only item; a dict: the names that must be
+    there, but for those that end in ``?``.
     """
     if isinstance(form, tuple):
         return any(is_like(value, one) for one in form)
@@ -224,13 +173,7 @@ def _neighbour(place: str) -> str:
 
 @contextlib.contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A regular file, for reading.
-
-    Raises
-    ------
-    OSError, ValueError
-        As `read`.
-    """
+    """A regular file, for reading; errors as of `read`."""
     # do not wait for the other end of a pipe; do not take over a terminal
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with open(number, "rb") as file:
@@ -271,14 +214,7 @@ class _Pieces(io.RawIOBase):
 
 
 class Archive:
-    """A NumPy archive (``numpy.savez``) that nobody vouches for.
-
-    Attributes
-    ----------
-    zip : zipfile.ZipFile
-    members : dict
-        `zipfile.ZipInfo` of each array, by the name of the array.
-    """
+    """A NumPy archive (``numpy.savez``) that nobody vouches for; `members` has each array's entry by its name."""
 
     def __init__(self, opened_zip: zipfile.ZipFile) -> None:
         self.zip = opened_zip
@@ -294,14 +230,7 @@ class Archive:
             self.members[name] = member
 
     def array(self, name: str, wanted: Callable[[Any, tuple[int, ...]], None]) -> Any:
-        """Unpack one array.
-
-        Parameters
-        ----------
-        name : str
-        wanted : callable
-            Is given the dtype and the shape before there is memory for the array, and raises where it is too large.
-        """
+        """Unpack one array; `wanted` is given dtype and shape before there is memory, and raises if it is too large."""
         with self.zip.open(self.members[name]) as stream:
             start = stream.read(8)
             if start[:6] != b"\x93NUMPY" or start[6:] not in (b"\1\0", b"\2\0"):
@@ -334,19 +263,7 @@ class Archive:
 
 @contextlib.contextmanager
 def archive(argument: str, path: str | os.PathLike[str], allowed: str) -> Iterator[Archive]:
-    """An archive of arrays in a regular file.
-
-    Parameters
-    ----------
-    argument, allowed : str
-        Of the error.
-    path : str or path-like
-
-    Raises
-    ------
-    ArgumentError
-        Whatever is raised in the block but an `ArgumentError`; or it is no such file.
-    """
+    """An archive of arrays in a regular file; whatever is raised in the block becomes an `ArgumentError`."""
     try:
         with opened(path) as file, zipfile.ZipFile(_Pieces(file)) as members:
             yield Archive(members)

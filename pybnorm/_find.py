@@ -49,13 +49,8 @@ _NAMED_FILE_ERRORS: dict[str, type[LibraryError]] = {
 class OpenFailed(Exception):
     """A file could not be used as the library.
 
-    Attributes
-    ----------
-    kind : str
-        ``"open"``: the loader refused it; ``"symbol"``: a required symbol is missing;
-        ``"version"``: the backend does not support its version.
-    message : str
-        The loader's text, the symbol or the version.
+    `kind` is ``"open"``: the loader refused it; ``"symbol"``: a required symbol is missing; or ``"version"``: the
+    backend does not support its version. `message` is the loader's text, the symbol or the version.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -297,34 +292,11 @@ _STEPS: tuple[_Step, ...] = (
 def find(
     spec: LibrarySpec, open_library: OpenLibrary[Opened], path: str | os.PathLike[str] | None = None
 ) -> tuple[Opened, str, Attempts]:
-    """Open the first library that can be used.
+    """Open the first library that can be used, or `path` alone, which overrides the environment variable.
 
-    Parameters
-    ----------
-    spec : LibrarySpec
-        An entry of `SPECS`.
-    open_library : callable
-        ``open_library(file, no_load)`` returns anything, or raises `OpenFailed`.
-    path : str or path-like, optional
-        The only file to try; overrides the environment variable.
-
-    Returns
-    -------
-    opened : object
-        What ``open_library`` returned.
-    found_via : str
-        The step that found it.
-    attempts : tuple of (str, str, str)
-        What failed before, as (how, file, why).
-
-    Raises
-    ------
-    LibraryLoadError, SymbolNotFoundError, LibraryVersionError
-        The file named by `path` or by ``PYBNORM_LIB_<BACKEND>`` cannot be used.
-    LibraryNotFoundError
-        No step found a library that can be used.
-    ArgumentError
-        `path` is empty, or not a path.
+    Returns what ``open_library(file, no_load)`` returned, the step that found it, and what failed before as
+    (how, file, why). A file that was named and cannot be used is a LibraryLoadError, SymbolNotFoundError or
+    LibraryVersionError; a LibraryNotFoundError says that no step found one.
     """
     if path is not None:
         if not isinstance(path, (str, os.PathLike)):

@@ -47,19 +47,8 @@ class _Memory:
     """The vectors that calls need beside the caller's arrays and workspace, allocated once.
 
     A program knows a vector by its slot. `addresses` says where the slots begin, after a 0 for the workspace.
-
-    Parameters
-    ----------
-    handle : Handle
-    communicator : Communicator
-    channels : tuple of int
-        Sizes of the kept axes.
-    dtype : DataType
-        Of parameters and messages.
-    deterministic : bool
-        Only ways whose bits repeat.
-    gathers : bool
-        Whether backward gathers the sums of the ranks, and each rank adds them in the same order.
+    `channels` are the sizes of the kept axes, `dtype` is that of parameters and messages. With `gathers` backward
+    gathers the sums of the ranks, and each rank adds them in the same order.
     """
 
     def __init__(

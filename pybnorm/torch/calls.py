@@ -48,16 +48,9 @@ def gpu() -> Gpu | None:
 def train(
     x: torch.Tensor, weight: Optional, bias: Optional, eps: float, fallback: bool, deterministic: bool = False
 ) -> tuple[torch.Tensor, ...]:
-    """Normalize by the batch: y, the batch's mean, its inverse standard deviation and its unbiased variance.
+    """Normalize a dense x by the batch: y, the batch's mean, its inverse standard deviation and its unbiased variance.
 
-    Parameters
-    ----------
-    x : Tensor
-        Dense.
-    weight, bias : Tensor or None
-        16-bit ones, where x is of their dtype, are computed with in float32.
-    eps : float
-    fallback, deterministic : bool
+    16-bit `weight` and `bias`, where x is of their dtype, are computed with in float32.
     """
     kind = torch.float64 if x.dtype == torch.float64 else torch.float32
     mean, variance = (torch.empty(x.shape[1], dtype=kind, device=x.device) for _ in range(2))
@@ -103,18 +96,7 @@ def differentiate(
 ) -> Gradients:  # fmt: skip
     """dx, dweight and dbias; None for what is not `wanted`.
 
-    Parameters
-    ----------
-    x, dy, weight
-    mean, spread : Tensor
-        If `training`, what `train` returned; if not, the statistics that `infer` was given.
-    eps : float
-    training : bool
-    wanted : sequence of bool
-    fallback, deterministic : bool
-
-    Notes
-    -----
+    `mean` and `spread` are what `train` returned if `training`, else the statistics that `infer` was given.
     With constant statistics ``dx = dy * weight / sqrt(variance + eps)`` is the inference of dy with mean and bias 0;
     ``dweight = sum(dy * (x - mean)) / sqrt(variance + eps)`` and ``dbias = sum(dy)`` are those of the backward with
     these statistics as the saved ones (`pybnorm.operations.backward_frozen`), whose dx is dropped.

@@ -112,13 +112,7 @@ def train(
 ) -> tuple[torch.Tensor, ...]:
     """``relu(batch_norm(x) + residual)``; the batch's mean, inverse standard deviation and unbiased variance.
 
-    Parameters
-    ----------
-    x, weight, bias : Tensor
-        As `fits` has them.
-    residual : Tensor or None
-        Shape, strides and dtype of x.
-    eps : float
+    x, weight and bias are as `fits` has them, `residual` has the shape, strides and dtype of x.
     """
     on, y = _of(x), torch.empty_like(x)
     plan = on.plan(
@@ -144,18 +138,7 @@ def differentiate(
     x: torch.Tensor, dy: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, y: torch.Tensor, mean: torch.Tensor,
     inverse: torch.Tensor, residual: bool, eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Optional]:  # fmt: skip
-    """dx, dweight, dbias, and the residual's gradient or None.
-
-    Parameters
-    ----------
-    x, weight, bias, eps
-        As `train` had them.
-    dy, y : Tensor
-        Shape, strides and dtype of x.
-    mean, inverse : Tensor
-        What `train` returned.
-    residual : bool
-    """
+    """dx, dweight, dbias, and the residual's gradient or None; dy and y have the shape, strides and dtype of x."""
     on = _of(x)
     plan = on.plan(x, residual, eps, Handle.plan_backward)
     dx, dweight, dbias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)

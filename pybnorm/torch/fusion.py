@@ -25,7 +25,6 @@ import numpy as np
 import torch
 import torch.fx
 
-from pybnorm import _arguments
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 from pybnorm.torch.modules import _BatchNorm
 
@@ -95,25 +94,7 @@ class _Tracer(torch.fx.Tracer):
 
 
 def fuse(model: _Module, pairs: Sequence[tuple[str, str]] | None = None) -> _Module:
-    """Make batch norms of this package and what follows them one module each, in place.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-    pairs : list of (str, str), optional
-        Names of a batch norm and of the ``torch.nn.ReLU`` that alone gets its result, and gets nothing else, as in
-        ``model.named_modules()``. Default: what is found.
-
-    Returns
-    -------
-    torch.nn.Module
-        `model`.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        A name of `pairs` is not that of a batch norm of this package or of a ReLU. Nothing was changed.
-    """
+    """Make batch norms of this package and what follows them one module each, in place; `pairs` as in ``convert``."""
     if pairs is not None:
         for norm, relu in _named(model, pairs):
             _install(norm, _with_relu)
@@ -129,23 +110,7 @@ def fuse(model: _Module, pairs: Sequence[tuple[str, str]] | None = None) -> _Mod
 
 
 def unfuse(model: _Module) -> _Module:
-    """Undo `fuse`, and what ``convert`` did with ``fuse``, in place; batch norms stay those of this package.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-
-    Returns
-    -------
-    torch.nn.Module
-        `model`.
-
-    Raises
-    ------
-    ArgumentTypeError
-
-    """
-    _arguments.instance(model, torch.nn.Module, "model", "a torch.nn.Module")
+    """Undo `fuse`, in place; batch norms stay those of this package."""
     for module in model.modules():
         if hasattr(module.__dict__.get("forward"), _MARK):
             del module.__dict__["forward"]

@@ -223,16 +223,7 @@ def _of_statistics(
 def update_running(
     mean: torch.Tensor, variance: torch.Tensor, batch_mean: torch.Tensor, batch_variance: torch.Tensor, momentum: float
 ) -> None:
-    """Take the batch's statistics into the running ones, in place.
-
-    Parameters
-    ----------
-    mean, variance : Tensor, shape (C,)
-        Written; autograd sees it, as it sees PyTorch's operations in place.
-    batch_mean, batch_variance : Tensor, shape (C,)
-    momentum : float
-        1: the running ones are not read.
-    """
+    """Take the batch's statistics into the running ones, in place, as autograd sees; momentum 1 does not read them."""
     torch.ops.pybnorm.update_running(mean, variance, batch_mean.detach(), batch_variance.detach(), momentum)
 
 
@@ -353,16 +344,7 @@ def register(
 ) -> Any:  # fmt: skip
     """Define an operator by its schema, its kernel, the one on shapes and that of ``torch.vmap``.
 
-    Parameters
-    ----------
-    schema : str
-    kernel, fake, mapped : callable
-    derivative : type, optional
-        The function around the operator, whose `setup_context` and `backward` are the operator's, too.
-
-    Returns
-    -------
-    torch._ops.OpOverload
+    `derivative` is the function around the operator, whose `setup_context` and `backward` are the operator's, too.
     """
     name = schema.partition("(")[0]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -474,16 +456,8 @@ def second(
 ) -> tuple[Optional, Optional, Optional]:  # fmt: skip
     """The gradients of x, dy and weight, given those of dx, dweight and dbias, None for 0.
 
-    Parameters
-    ----------
-    x, dy, weight, mean, spread, eps, training
-        As in `calls.differentiate`.
-    gradients : sequence of Tensor or None
-    total : callable
-        Adds up what each rank has of the batch, differentiably.
+    Arguments are as in `calls.differentiate`; `total` adds up what each rank has of the batch, differentiably.
 
-    Notes
-    -----
     r = 1/sqrt(var + eps), h = (x - mean) r, E is the mean over the batch, P(v) = v - E[v] - h E[h v]. Training has
     dx = w r P(dy), dweight = sum(h dy), dbias = sum(dy). P is self-adjoint; h changes by r P(.), r by -r^2 E[h .].
     With gx, gw, gb given and q = gx E[h dy] + dy E[h gx], the gradients are:

@@ -29,15 +29,7 @@ def batch_norm_relu(
     x: torch.Tensor, mean: Optional, variance: Optional, weight: Optional, bias: Optional, residual: Optional,
     factor: float, eps: float, fallback: bool, deterministic: bool,
 ) -> torch.Tensor:  # fmt: skip
-    """``relu(batch_norm(x) + residual)`` by the batch's statistics.
-
-    Parameters
-    ----------
-    x, mean, variance, weight, bias, factor, eps, fallback, deterministic
-        As `pybnorm.torch.batch_norm` has them.
-    residual : Tensor or None
-        Of the shape, dtype and device of x.
-    """
+    """``relu(batch_norm(x) + residual)`` by the batch's statistics; `residual` has the shape, dtype and device of x."""
     operators._check(x, mean, variance, weight, bias, True, factor, eps, fallback, deterministic)
     train = _trained if torch.compiler.is_compiling() else _Training.apply
     y: torch.Tensor = train(

@@ -384,7 +384,7 @@ def test_pairs_that_are_told(torch, ours, device):
             ours.convert(plain, fuse=bad)
         assert not joined(plain)
     with pytest.raises(pybnorm.ArgumentTypeError, match="model"):
-        fusion.unfuse(None)
+        ours.unconvert(None)
 
 
 def test_a_fused_model_is_saved_whole(torch, ours, device):
