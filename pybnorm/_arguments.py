@@ -660,7 +660,9 @@ def _same(argument: str, t: TensorLike, x: TensorLike, other: str = "x") -> None
         raise ArgumentTypeError(argument, f"dtype {t.dtype.short}", f"the dtype of {other}, {x.dtype.short}")
 
 
-def _param(param: TensorLike, x: TensorLike, bn_mode: Mode) -> None:
+def _param(param: TensorLike | None, x: TensorLike, bn_mode: Mode) -> None:
+    if param is None:
+        return
     derived = derived_dims(x.dims, bn_mode)
     if param.dims != derived:
         raise ArgumentError(
@@ -687,8 +689,7 @@ def forward_training(
         epsilon(epsilon_, x.dtype),
     )
     _same("y", y, x)
-    if param is not None:
-        _param(param, x, m)
+    _param(param, x, m)
     if has_running and reduced_count(x.dims, m) == 1:
         # The unbiased variance is 0/0: cuDNN writes NaN, MIOpen omits the correction, PyTorch refuses.
         raise ArgumentError(
@@ -707,8 +708,7 @@ def forward_inference(
     m = mode(bn_mode)
     result = (m, scalar(alpha, "alpha", x.dtype), scalar(beta, "beta", x.dtype), epsilon(epsilon_, x.dtype))
     _same("y", y, x)
-    if param is not None:
-        _param(param, x, m)
+    _param(param, x, m)
     return result
 
 
@@ -728,8 +728,7 @@ def backward(
     )
     _same("dy", dy, x)
     _same("dx", dx, x)
-    if param is not None:
-        _param(param, x, m)
+    _param(param, x, m)
     return result
 
 

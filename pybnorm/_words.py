@@ -16,16 +16,7 @@ OperationWord: TypeAlias = Literal[
     "derive", "forward_training", "forward_inference", "backward", "axpby", "fill", "relu", "relu_backward",
     "train", "training", "infer", "inference",
 ]  # fmt: skip
-AlgorithmWord: TypeAlias = Literal[
-    "auto",
-    "fast",
-    "plain",
-    "spatial",
-    "persistent",
-    "ex",
-    "graph",
-    "pointwise",
-]
+AlgorithmWord: TypeAlias = Literal["auto", "fast", "plain", "spatial", "persistent", "ex", "graph", "pointwise"]
 
 _ELSEWHERE = {
     **dict.fromkeys(("float", "single"), "f32"),

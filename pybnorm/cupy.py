@@ -4,7 +4,7 @@
 `batch_normalization_forward_training`, its sibling `batch_normalization_forward_training_ex`,
 `batch_normalization_forward_inference` and `batch_normalization_backward`, with its arguments and results. They are
 calls of `pybnorm.functional`, so they take arrays of CuPy on CUDA and ROCm, and of NumPy. These were run; CuPy's
-arrays on a GPU were not yet.
+arrays on a GPU were not yet. Errors are those of `pybnorm.functional`, with CuPy's names of arguments.
 
 Shared arguments:
 
@@ -68,10 +68,6 @@ def batch_normalization_forward_training(
     y : array
         And, where `mean` is None, new arrays with what would be written there: ``(y, mean, inv_std)``.
 
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError, UnsupportedError, LibraryNotFoundError, NotInitializedError, VendorError
-
     Examples
     --------
     >>> x, ones, zeros = np.float32([[1, 10], [3, 30]]), np.ones(2, np.float32), np.zeros(2, np.float32)
@@ -102,10 +98,6 @@ def batch_normalization_forward_training_ex(
     -------
     tuple
         ``(None, y)``, or where `mean` is None ``(None, y, mean, inv_std)``.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError, UnsupportedError, LibraryNotFoundError, NotInitializedError, VendorError
 
     Examples
     --------
@@ -157,10 +149,6 @@ def batch_normalization_forward_inference(
     array
         y, shape and dtype of x.
 
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError, UnsupportedError, LibraryNotFoundError, NotInitializedError, VendorError
-
     Examples
     --------
     >>> x, ones, zeros = np.float32([[1, 10], [3, 30]]), np.ones(2, np.float32), np.zeros(2, np.float32)
@@ -201,10 +189,6 @@ def batch_normalization_backward(
         Shape and dtype of x.
     ggamma, gbeta : array
         Shape and dtype of gamma.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError, UnsupportedError, LibraryNotFoundError, NotInitializedError, VendorError
 
     Examples
     --------

@@ -104,9 +104,13 @@ def _of(
     """
 
     def decorate(function: Callable[_P, None]) -> Callable[_P, None]:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = list(inspect.signature(function).parameters.values())
         if plainer is not None:
             text, _, example = inspect.cleandoc(function.__doc__ or "").partition("\n\nExamples\n")
+            if "\nParameters\n" not in text:
+                text += "\n\nParameters\n----------"
+            if any(p.name == "activ_desc" for p in parameters):
+                text += "\nactiv_desc : ActivationDescriptor or None\n    None is PASTHRU."
             told = {name for line in text.splitlines() for name in line.partition(" : ")[0].split(", ")}
             others = ", ".join(p.name for p in parameters if p.name not in told)
             raised = "Raises\n------\nArgumentError, UnsupportedError, VendorError"
@@ -301,7 +305,7 @@ def batch_normalization_forward_training_v3(
 # ---------------------------------------------------------------- forward inference
 
 
-@_of(Operation.FORWARD_INFERENCE)
+@_of(Operation.FORWARD_INFERENCE, batch_normalization_forward_training)
 def batch_normalization_forward_inference(
     handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
     y_desc: TensorDescriptor, y: Any, bn_scale_bias_mean_var_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
@@ -309,51 +313,15 @@ def batch_normalization_forward_inference(
 ) -> None:  # fmt: skip
     """``miopenBatchNormalizationForwardInference``: normalize by estimated statistics, or the batch's without them.
 
-    ``y = alpha * (scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y``
+    ``y = alpha * (scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y``. Workspace:
+    `Handle.workspace_size` of `Operation.FORWARD_INFERENCE`, without estimates of `Operation.FORWARD_TRAINING` with
+    ``running=False, saved=False``. Vendor symbols: see `pybnorm.batch_normalization_forward_inference`.
 
     Parameters
     ----------
-    handle, bn_mode, workspace, strict
-        See the module.
-    alpha, beta : float
-        With beta 0 the prior y is not read.
-    x_desc, y_desc : TensorDescriptor
-        One shape and dtype, each its own strides.
-    x, y : int or array
-        y is written.
-    bn_scale_bias_mean_var_desc : TensorDescriptor
-        Of all parameters: the derived shape; float64 for float64 data, else float32.
-    bn_scale, bn_bias : int or array
     estimated_mean, estimated_variance : int or array or None
         A mean and a variance, not an inverse standard deviation. Both, or none: then those of x are used, the
         variance biased, and only y is written.
-    epsilon : float
-
-    Raises
-    ------
-    ArgumentError, UnsupportedError, VendorError
-
-    Notes
-    -----
-    Source of the formula: MIOpen's batch-norm page.
-    Vendor symbols: see `pybnorm.batch_normalization_forward_inference`; without estimates
-    `pybnorm.batch_normalization_forward_training`.
-    Workspace: `Handle.workspace_size` of `Operation.FORWARD_INFERENCE`, without estimates of
-    `Operation.FORWARD_TRAINING` with ``running=False, saved=False``.
-
-    Examples
-    --------
-    >>> from pybnorm import miopen
-    >>> x = np.float32([[[[1, 2, 3]]]])
-    >>> y, (scale, bias, mean, variance) = np.empty_like(x), np.ones((4, 1), np.float32)
-    >>> data = pybnorm.TensorDescriptor("onednn", "f32", x.shape)
-    >>> derived = miopen.derive_bn_tensor_descriptor(data, "spatial")
-    >>> with pybnorm.Handle("onednn") as handle:
-    ...     miopen.batch_normalization_forward_inference(
-    ...         handle, "spatial", 1, 0, data, x, data, y, derived, scale, bias, mean, variance, 0
-    ...     )
-    >>> y
-    array([[[[1., 2., 3.]]]], dtype=float32)
     """
 
 
@@ -528,11 +496,6 @@ def batch_norm_forward_training_activation(
 
     ``y = alpha * act(scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y``
 
-    Parameters
-    ----------
-    activ_desc : ActivationDescriptor or None
-        None is PASTHRU.
-
     Examples
     --------
     >>> from pybnorm import miopen
@@ -562,11 +525,6 @@ def batch_norm_forward_inference_activation(
     """``miopenBatchNormForwardInferenceActivation``: forward inference, then an activation.
 
     ``y = alpha * act(scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y``
-
-    Parameters
-    ----------
-    activ_desc : ActivationDescriptor or None
-        None is PASTHRU.
     """
 
 
@@ -580,13 +538,7 @@ def batch_norm_forward_training_activation_v2(
     result_save_inv_variance: Any, activ_desc: ActivationDescriptor | None, *, workspace: Any = None,
     strict: bool = True,
 ) -> None:  # fmt: skip
-    """``miopenBatchNormForwardTrainingActivation_V2``: the call of ``..._v3``, then an activation.
-
-    Parameters
-    ----------
-    activ_desc : ActivationDescriptor or None
-        None is PASTHRU.
-    """
+    """``miopenBatchNormForwardTrainingActivation_V2``: the call of ``..._v3``, then an activation."""
 
 
 @_of(Operation.FORWARD_INFERENCE, batch_normalization_forward_inference_inv_variance)
@@ -597,13 +549,7 @@ def batch_norm_forward_inference_activation_inv_variance(
     estimated_mean: Any, estimated_inv_variance: Any, activ_desc: ActivationDescriptor | None, *,
     workspace: Any = None, strict: bool = True,
 ) -> None:  # fmt: skip
-    """``miopenBatchNormForwardInferenceActivationInvVariance``: the call of ``..._inv_variance``, then an activation.
-
-    Parameters
-    ----------
-    activ_desc : ActivationDescriptor or None
-        None is PASTHRU.
-    """
+    """``miopenBatchNormForwardInferenceActivationInvVariance``: ``..._inv_variance``, then an activation."""
 
 
 @_of(Operation.BACKWARD, batch_normalization_backward_v2)
@@ -626,8 +572,6 @@ def batch_norm_backward_activation(
         Required but with PASTHRU, which does not read it.
     bias_desc : TensorDescriptor
         Of `bn_bias` and `result_bn_bias_diff`.
-    activ_desc : ActivationDescriptor or None
-        None is PASTHRU.
     """
 
 
