@@ -24,28 +24,12 @@ import dataclasses
 import functools
 import itertools
 import secrets
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from pybnorm import _arguments, _core, _words
 from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
-
-__all__ = [
-    "CHOICES",
-    "COMPOSED",
-    "COMPOSED_OPTIONS",
-    "DATA_OUTPUTS",
-    "FILE",
-    "FILLS",
-    "FLAGS",
-    "OPTIONS",
-    "Problem",
-    "default_epsilon",
-    "default_magnitude",
-    "drawn_seed",
-]
 
 OPERATIONS = {"train": Operation.FORWARD_TRAINING, "infer": Operation.FORWARD_INFERENCE, "backward": Operation.BACKWARD}
 COMPOSED = {
@@ -126,47 +110,15 @@ _ORDER = (
 )
 
 
-def default_magnitude(fill: str, dtype: DataType) -> float:
+def _default_magnitude(fill: str, dtype: DataType) -> float:
     """The magnitude of a problem that names none; 0 for the fills that have none.
 
     For ``range`` the largest at which float32 still holds the sum of squares of a million elements, and near the end
-    of the range of float16; for ``constant`` 1, for ``level`` 0.1.
+    of the range of float16.
     """
-    fill = _checked_fill(fill)
-    if fill in ("constant", "level"):
-        return 1.0 if fill == "constant" else 0.1
-    if fill != "range":
-        return 0.0
-    return {DataType.FLOAT16: 6e4, DataType.FLOAT64: 1e100}.get(_arguments.data_type(dtype), 1e15)
-
-
-def default_epsilon(operation: Operation, fill: str, m: int, magnitude: float = 0.0) -> float:
-    """The epsilon of a problem that names none.
-
-    For the exact fill it makes 1/sqrt(variance + epsilon) a power of two: 1/16 for the variance 3/16 of three-valued
-    data, 3/4 for the variance 1/4 of the two-valued data of an even m that is not divisible by 8. The paired fill uses
-    1/16; range 1e-5, times magnitude**2 if that is below 1, so that epsilon stays small against the variance; the
-    others 1e-5.
-    """
-    fill = _checked_fill(fill)
-    operation, magnitude = _arguments.operation(operation), _arguments.scalar(magnitude, "magnitude")
-    m = _arguments.integer(m, "m", high=sys.maxsize)
     if fill == "range":
-        return 1e-5 * min(1.0, magnitude) ** 2
-    if fill == "paired":
-        return 0.0625
-    if fill != "exact":
-        return 1e-5
-    if operation != Operation.FORWARD_INFERENCE and m % 2 == 0 and m % 8 != 0:
-        return 0.75
-    return 0.0625
-
-
-def _checked_fill(fill: object) -> str:
-    name = str.__str__(fill) if issubclass(type(fill), str) else None
-    if name not in (*FILLS, FILE):
-        raise ArgumentError("fill", fill, _choice((*FILLS, FILE)))
-    return name
+        return {DataType.FLOAT16: 6e4, DataType.FLOAT64: 1e100}.get(dtype, 1e15)
+    return {"constant": 1.0, "level": 0.1}.get(fill, 0.0)
 
 
 def checked(problem: object) -> None:
@@ -198,7 +150,7 @@ class Problem:
         \\|mean\\| / standard deviation of x (``randn`` and ``sqrteps`` only).
     magnitude : float, optional
         Largest \\|x\\| of ``range``, or of the constant channels of ``constant`` and ``level``; for each its own by
-        default (`default_magnitude`).
+        default (1e15 of range, 6e4 in float16; 1 of constant, 0.1 of level).
     scale : str
         ``"zero"``: every second scale, but for the last, is 0. ``"small"``: it and its bias are 1e-7 and 1e-30 times
         as large, in turn.
@@ -224,7 +176,7 @@ class Problem:
     factor : float
         Exponential average factor, the weight of the batch: PyTorch's momentum; 1 - momentum of Keras, ONNX and flax.
     eps : float, optional
-        Epsilon; see `default_epsilon`.
+        Epsilon; see `Problem.default_epsilon`.
     params : DataType, optional
         Data type of scale, bias and statistics; by default float64 for float64 data, else float32.
     algorithm : str
@@ -413,7 +365,9 @@ class Problem:
         put("data", _arguments.text(self.data, "data"))
         if self.data and self.fill == type(self).fill:
             put("fill", FILE)
-        put("fill", _checked_fill(self.fill))
+        put("fill", _arguments.text(self.fill, "fill"))
+        if self.fill not in (*FILLS, FILE):
+            raise ArgumentError("fill", self.fill, _choice((*FILLS, FILE)))
         if (self.fill == FILE) != bool(self.data):
             raise ArgumentError("data", self.data, f"data=FILE.npz with fill={FILE}, and only with it")
         if "," in self.data:
@@ -423,7 +377,7 @@ class Problem:
                 raise ArgumentError(name, getattr(self, name), _choice(filter(None, words)))
 
     def _check_magnitude(self, put: Callable[[str, object], None]) -> None:
-        default = default_magnitude(self.fill, self.dtype)
+        default = _default_magnitude(self.fill, self.dtype)
         value = default if self.magnitude is None else _arguments.scalar(self.magnitude, "magnitude")
         largest = _arguments.largest(self.dtype)
         if default and not 0 < value <= largest:
@@ -492,10 +446,16 @@ class Problem:
 
     @functools.cached_property
     def default_epsilon(self) -> float:
-        """Value of `eps` if the line does not name it: `default_epsilon`, or 0 if only float64 can hold that."""
-        assert self.magnitude is not None
-        like = Operation.FORWARD_INFERENCE if self.takes_variance else self.operation
-        value = default_epsilon(like, self.fill, self.m, self.magnitude)
+        """Value of `eps` if the line does not name it; 0 if only float64 can hold that.
+
+        For the exact fill it makes 1/sqrt(variance + epsilon) a power of two: 1/16 for the variance 3/16 of
+        three-valued data, 3/4 for the variance 1/4 of the two-valued data of an even m that is not divisible by 8. For
+        range it stays small against the variance.
+        """
+        if self.fill in ("exact", "paired"):
+            given = self.fill == "paired" or self.operation == Operation.FORWARD_INFERENCE or self.takes_variance
+            return 0.0625 if given or self.m % 8 == 0 or self.m % 2 else 0.75
+        value = 1e-5 * min(1.0, self.magnitude or 0.0) ** 2 if self.fill == "range" else 1e-5
         return value if value >= 1.4e-45 or self.dtype == DataType.FLOAT64 else 0.0
 
     @property
@@ -577,7 +537,7 @@ class Problem:
         """Values of options that the line does not name, where other tokens decide them."""
         return {
             "eps": self.default_epsilon,
-            "magnitude": default_magnitude(self.fill, self.dtype),
+            "magnitude": _default_magnitude(self.fill, self.dtype),
             "params": self.default_params,
             **{name: limits.get(self.activation, 0.0) for name, limits in LIMITS.items()},
         }
@@ -690,11 +650,6 @@ def _integer(text: str, argument: str) -> int:
     return int(text)
 
 
-def drawn_seed() -> int:
-    """A seed from the system's entropy; what is printed has it, and so can be repeated."""
-    return secrets.randbits(32)
-
-
 def _limits(kind: Activation, low: float | None, high: float | None) -> tuple[float | None, float | None]:
     """The limits of an activation, those by default where None is given; None for one that it does not have."""
     given = {"low": low, "high": high}
@@ -727,7 +682,7 @@ _READERS: dict[str, Callable[[str, str], Any]] = dict.fromkeys(_ORDER, _number) 
     "params": lambda text, argument: _word(text, argument, DATA_TYPES),
     "activation": lambda text, argument: _word(text, argument, ACTIVATIONS),
     **dict.fromkeys(_RANGES, _integer),
-    "seed": lambda text, argument: drawn_seed() if text == RANDOM else _integer(text, argument),
+    "seed": lambda text, argument: secrets.randbits(32) if text == RANDOM else _integer(text, argument),
 }
 
 
