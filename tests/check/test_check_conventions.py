@@ -146,7 +146,19 @@ FORWARD = {
     "the variance is taken for an inverse standard deviation": (INFER, "y", lambda n: y(n, inverse=n.variance)),
     "the variance is taken for a standard deviation": (INFER, "y", lambda n: y(n, inverse=1 / n.variance)),
     "epsilon is missing and beta is missing": (INFER, "y", lambda n: y(n, inverse=root(n, eps=0), bias=f32(0))),
+    "gamma squared": (TRAIN, "y", lambda n: y(n, scale=n.scale**2)),
+    "divided by gamma, not multiplied": (TRAIN, "y", lambda n: y(n, scale=1 / n.scale)),
+    "y has the other sign": (TRAIN, "y", lambda n: -y(n)),
+    "the mean is added": (TRAIN, "y", lambda n: y(n, mean=-n.mean)),
+    "max(y, 0)": (TRAIN, "y", lambda n: np.maximum(y(n), 0)),
+    "sqrt(var) + sqrt(eps)": (SMALL, "y", lambda n: y(n, inverse=1 / (np.sqrt(n.variance) + f32(n.eps**0.5)))),
+    "sqrt(var m / (m - 1)) + eps": (SMALL, "y", lambda n: y(n, inverse=1 / (np.sqrt(bessel(n)) + f32(n.eps)))),
     # what is saved
+    "the running variance after its update is saved": (
+        TRAIN,
+        "saved_inv_variance",
+        lambda n: root(n, running(n, n.old_variance, bessel(n))),
+    ),
     "the variance is saved": (TRAIN, "saved_inv_variance", lambda n: n.variance),
     "the unbiased variance is saved": (TRAIN, "saved_inv_variance", bessel),
     "the standard deviation is saved": (SMALL, "saved_inv_variance", lambda n: np.sqrt(n.variance)),
@@ -175,6 +187,16 @@ FORWARD = {
         TRAIN,
         "running_variance",
         lambda n: running(n, n.old_variance, n.variance, 1 - n.factor),
+    ),
+    "the running mean takes a sum over m - 1": (
+        TRAIN,
+        "running_mean",
+        lambda n: running(n, n.old_mean, n.mean * f32(n.m / (n.m - 1))),
+    ),
+    "about the old running mean": (
+        TRAIN,
+        "running_variance",
+        lambda n: running(n, n.old_variance, n.variance + (n.mean - n.old_mean) ** 2),
     ),
     "takes the inverse standard deviation": (TRAIN, "running_variance", lambda n: running(n, n.old_variance, root(n))),
     "takes the standard deviation": (

@@ -57,6 +57,9 @@ KINDS = {
     "a plane's tail": (one_of(p=lambda p: p >= 192), NCHW, "the last 4 elements of every plane"),
     "a plane's head": (one_of(p=lambda p: p < 5), NCHW, "the first 5 elements of every plane"),
     "a channel's tail": (one_of(k=lambda k: k >= 1537), NCHW, "the last 31 elements of every channel"),
+    "every third channel": (one_of(c=lambda c: c % 3 == 1), NCHW, "channels c with c % 3 == 1"),
+    "every third row": (one_of(h=lambda h: h % 3 == 2), NHWC, "rows h with h % 3 == 2"),
+    "both ends of the rows": (one_of(w=lambda w: (w == 0) | (w == 13)), NCHW, "the first and the last column"),
     "a part of each block": (one_of(k=lambda k: k % 64 >= 60), NCHW, "elements k of a channel with k % 64 >= 60"),
     "one in 64 of memory": (
         one_of(memory=lambda i: i % 64 == 7),

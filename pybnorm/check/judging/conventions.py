@@ -426,10 +426,14 @@ def _spreads(g: Given) -> Iterator[_Way]:
     for text, switch, value in _epsilons(epsilon):
         yield _Way(text, switch, (1 / np.sqrt(v + value),))
     yield _Way("epsilon is added to the standard deviation: sqrt(var) + eps", OUTSIDE, (1 / (np.sqrt(v) + epsilon),))
+    roots = np.sqrt(v) + math.sqrt(epsilon)
+    yield _Way("the root of epsilon is added to the standard deviation: sqrt(var) + sqrt(eps)", "", (1 / roots,))
     yield _Way("max(var, eps) in place of var + eps", "", (1 / np.sqrt(np.maximum(v, epsilon)),))
     if g.m > 1:
         c = g.m / (g.m - 1)
         yield _Way("normalized by the unbiased variance, m / (m - 1) too large", "", (1 / np.sqrt(v * c + epsilon),))
+        text = "the unbiased standard deviation plus epsilon: sqrt(var m / (m - 1)) + eps"
+        yield _Way(text, "PyTorch: x.std(); NumPy: x.std(ddof=1)", (1 / (np.sqrt(v * c) + epsilon),))
     yield _Way("divided by the variance, without its root", "", (1 / (v + epsilon),))
     yield _Way("multiplied by the standard deviation, not by its inverse", "", (np.sqrt(v + epsilon),))
     yield _Way("the variance is taken for an inverse standard deviation", VARIANCE, (v,))
@@ -445,6 +449,7 @@ def _statistics(g: Given) -> Iterator[_Way]:
         yield way._replace(values=(g.mean, *way.values))
     zero = np.zeros_like(g.mean)
     yield _Way("the mean is not subtracted", "", (zero, g.inverse))
+    yield _Way("the mean is added, not subtracted", "", (-g.mean, g.inverse))
     if g.variance is not None:
         rms = 1 / np.sqrt(g.variance + g.mean**2 + g.epsilon)
         yield _Way("the mean is not subtracted, and the mean square is the variance (RMS norm)", "", (zero, rms))
@@ -471,6 +476,7 @@ def _scales(g: Given) -> Iterator[_Way]:
     yield _Way("gamma is missing, or fixed at 1", AFFINE, (one,))
     yield _Way("abs(gamma) in place of gamma", "", (np.abs(g.scale),))
     yield _Way("1 + gamma in place of gamma", "", (one + g.scale,))
+    yield _Way("gamma squared in place of gamma", "", (g.scale**2,))
 
 
 def _affine(g: Given) -> Iterator[_Way]:
@@ -483,6 +489,8 @@ def _affine(g: Given) -> Iterator[_Way]:
     yield _Way("gamma and beta are taken for one another", "", (g.bias, g.scale))
     yield _Way("beta is added before gamma: gamma (x_hat + beta)", "", (g.scale, g.scale * g.bias))
     yield _Way("beta is subtracted", "", (g.scale, -g.bias))
+    yield _Way("divided by gamma, not multiplied", "", (1 / g.scale, g.bias))
+    yield _Way("y has the other sign", "", (-g.scale, -g.bias))
 
 
 def _y(g: Given) -> Iterator[_Block]:
@@ -490,7 +498,10 @@ def _y(g: Given) -> Iterator[_Block]:
         assert g.x is not None
         return scale * ((g.x - mean) * inverse) + bias
 
-    yield _Block((list(_statistics(g)), list(_affine(g))), made)
+    statistics, affine = list(_statistics(g)), list(_affine(g))
+    yield _Block((statistics, affine), made)
+    cut = _Way("an activation is applied: max(y, 0)", "", (0.0,))
+    yield _Block((statistics[:1], affine[:1], [cut]), lambda g, *values: np.maximum(made(g, *values[:-1]), values[-1]))
 
 
 def _terms(g: Given) -> Iterator[_Way]:
@@ -628,6 +639,9 @@ def _saved_spread(g: Given) -> Iterator[_Block]:
             ("the running variance of before is saved, not the batch's", EVALUATION, old),
             ("the running variance itself is saved", "", g.old_variance),
         )
+        new = g.factor * (v if not g.unbiased else c * v) + (1 - g.factor) * g.old_variance
+        new = new if g.saves_variance else 1 / np.sqrt(new + e)
+        yield from _forms(("the running variance after its update is saved, not the batch's", "", new))
 
 
 def _averages(f: float) -> Iterator[_Way]:
@@ -651,8 +665,10 @@ def _running(g: Given, old: Array, kinds: list[_Way]) -> Iterator[_Block]:
 
 def _running_mean(g: Given) -> Iterator[_Block]:
     if g.old_mean is not None:
-        sums = _Way("the running mean takes sums, not means", "", (g.mean * g.m,))
-        yield from _running(g, g.old_mean, [_Way("", "", (g.mean,)), sums])
+        kinds = [_Way("", "", (g.mean,)), _Way("the running mean takes sums, not means", "", (g.mean * g.m,))]
+        if g.m > 1:
+            kinds.append(_Way("the running mean takes a sum over m - 1", "", (g.mean * g.m / (g.m - 1),)))
+        yield from _running(g, g.old_mean, kinds)
 
 
 def _running_variance(g: Given) -> Iterator[_Block]:
@@ -674,6 +690,9 @@ def _running_variance(g: Given) -> Iterator[_Block]:
         _Way("running_variance takes (m - 1) / m in place of m / (m - 1)", "", (v / c,)),
         _Way("running_variance takes the mean square", "", (v + g.mean**2,)),
     ]
+    if g.old_mean is not None:
+        about = v + (g.mean - g.old_mean) ** 2
+        kinds.append(_Way("running_variance takes the variance about the old running mean", "", (about,)))
     yield from _running(g, g.old_variance, kinds)
 
 

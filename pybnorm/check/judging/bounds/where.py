@@ -1,9 +1,9 @@
 """The smallest description of the elements of an output that are wrong, and a picture of them.
 
 A description is a conjunction of up to `DEEPEST` conditions on the place of an element: its channel, image, row and
-column, its place in a plane or a channel, its offset in memory; each one value, a few values, a range, or a remainder
-by a power of two. The best is the one that says in the fewest bits which elements are wrong: of a box of S elements
-with w wrong ones among T with W,
+column, its place in a plane or a channel, its offset in memory; each one value, a few values, a range, both ends, or a
+remainder by a power of two or a small number. The best is the one that says in the fewest bits which elements are
+wrong: of a box of S elements with w wrong ones among T with W,
 
     bits = log2 binomial(S, w) + log2 binomial(T - S, W - w) + bits of the conditions
 
@@ -48,6 +48,8 @@ FEW = 4
 """Values that are listed."""
 MODULUS = 1 << 12
 """The largest one."""
+ODD = (3, 5, 6, 7, 12)
+"""Others, of what does not lie in memory."""
 STEP = 1 << 20
 """Elements that are counted at a time."""
 CELLS = (24, 64)
@@ -292,7 +294,9 @@ class _Histogram:
         return int(self.remainders(condition.modulus)[condition.low : condition.high + 1].sum())
 
     def remainders(self, modulus: int) -> Array:
-        """Numbers of elements by the remainder of the coordinate; moduli are powers of 2."""
+        """Numbers of elements by the remainder of the coordinate."""
+        if modulus in ODD:
+            return np.bincount(np.arange(len(self._counts)) % modulus, self._counts, modulus)
         if not self._folded:
             k = _largest_modulus(len(self._counts) + 1)
             folded = np.pad(self._counts, (0, -len(self._counts) % k)).reshape(-1, k).sum(axis=0)
@@ -331,12 +335,18 @@ class _Condition:
         """Bits to say it in: which of its kind it is, and 2 for the kind."""
         size = self.axis.size
         if self.few:
-            return 2 + _choices(size, len(self.few))
+            return 4.0 if self._ends else 2 + _choices(size, len(self.few))
         if self.modulus:
             one = math.log2(self.modulus)
-            return 4 + (one if self.low == self.high or self._at_an_end(self.modulus) else 2 * one)
+            return (6 if self.modulus in ODD else 4) + (
+                one if self.low == self.high or self._at_an_end(self.modulus) else 2 * one
+            )
         one = math.log2(size)
         return 2 + (one if self.low == self.high else one + 1 if self._at_an_end(size) else 2 * one)
+
+    @property
+    def _ends(self) -> bool:
+        return self.axis.of == "place" and self.few == (0, self.axis.size - 1)
 
     def _at_an_end(self, size: int) -> bool:
         return self.low == 0 or self.high == size - 1
@@ -346,7 +356,7 @@ class _Condition:
         axis, low, high = self.axis, self.low, self.high
         of = {"": "", "plane": " of a plane", "channel": " of a channel", "memory": " in memory"}[axis.each]
         if self.few:
-            return _listed(axis.one, self.few) + of
+            return f"the first and the last {axis.one}{of}" if self._ends else _listed(axis.one, self.few) + of
         if self.modulus:
             k = f"{axis.letter} % {self.modulus}"
             said = f"{k} == {low}"
@@ -383,8 +393,10 @@ def _conditions(axis: _Axis, values: Array) -> Iterator[tuple[_Condition, int]]:
             yield _Condition(axis, first, last), int(covered)
     if 1 < len(distinct) <= FEW and axis.of == "channel":
         yield _Condition(axis, 0, 0, few=tuple(distinct.tolist())), len(values)
-    modulus = 2
-    while modulus <= _largest_modulus(size):
+    elif axis.of == "place" and 2 == len(distinct) < size and (low, high) == (0, size - 1):
+        yield _Condition(axis, 0, 0, few=(low, high)), len(values)
+    powers = [1 << k for k in range(1, _largest_modulus(size).bit_length())]
+    for modulus in powers if axis.of == "memory" else [*powers, *(k for k in ODD if 3 * k <= size)]:
         remainders = distinct % modulus
         weights = np.bincount(remainders, weights=counts, minlength=modulus)
         most = int(weights.argmax())
@@ -392,7 +404,6 @@ def _conditions(axis: _Axis, values: Array) -> Iterator[tuple[_Condition, int]]:
         first, last = int(remainders.min()), int(remainders.max())
         if first < last and (first, last) != (0, modulus - 1):
             yield _Condition(axis, first, last, modulus), len(values)
-        modulus *= 2
 
 
 def _choices(n: float, k: float) -> float:
