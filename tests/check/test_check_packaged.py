@@ -58,3 +58,16 @@ def test_only_other_cases_are_asked_and_once(monkeypatch):
     assert len(asked) == 1
     packaged.blind_inputs(cases()[0], generate(cases()[0]), one_pass=True)  # the one-pass bound accepts more
     assert len(asked) == 2
+
+
+def test_the_larger_suite_is_read_after_a_few_other_cases_only(monkeypatch):
+    read, smoke = [], {case_key(p) for p in load_suite("smoke")}
+    monkeypatch.setattr(packaged, "_keys", lambda suite: read.append(suite) or frozenset())
+    monkeypatch.setattr(packaged, "_computed", {})
+    monkeypatch.setattr(packaged, "untrusted", lambda *arguments: [])
+    for seed in range(packaged.FEW + 1):
+        assert set(read) <= {"smoke"}
+        problem = Problem.parse(f"{LINE},seed={seed + 1000}")
+        assert case_key(problem) not in smoke
+        packaged.blind_inputs(problem, generate(problem))
+    assert "standard" in read
