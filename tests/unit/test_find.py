@@ -266,13 +266,6 @@ def test_other_exceptions_of_the_opener_are_not_hidden(world: World) -> None:
 # ---- overrides
 
 
-NAMED_ERRORS = {
-    "open": errors.LibraryLoadError,
-    "symbol": errors.SymbolNotFoundError,
-    "version": errors.LibraryVersionError,
-}
-
-
 @pytest.mark.parametrize("how", ["path", "PYBNORM_LIB_FOO"])
 def test_a_named_file_is_opened_and_nothing_else(world: World, how: str) -> None:
     world.furnish()
@@ -282,37 +275,6 @@ def test_a_named_file_is_opened_and_nothing_else(world: World, how: str) -> None
     opener = Opener({file: "named", "libfoo.so.9 in process": "loaded"})
     assert find(world.spec, opener, file if how == "path" else None) == ("named", how, ())
     assert opener.asked == [(file, False)]
-
-
-@pytest.mark.parametrize("how", ["path", "PYBNORM_LIB_FOO"])
-@pytest.mark.parametrize("kind", ["open", "symbol", "version"])
-def test_a_named_file_that_does_not_serve_raises_and_never_falls_through(world: World, how: str, kind: str) -> None:
-    world.furnish()
-    file = world.file("named/libfoo.so.9")
-    if how != "path":
-        world.variable(how, file)
-    opener = Opener({file: OpenFailed(kind, "for a reason"), "libfoo.so.9 in process": "loaded"})
-    with pytest.raises(NAMED_ERRORS[kind]) as caught:
-        find(world.spec, opener, file if how == "path" else None)
-    assert type(caught.value) is NAMED_ERRORS[kind]
-    assert opener.asked == [(file, False)]
-    assert caught.value.attempts == ((how, file, "for a reason"),)
-    assert all(part in str(caught.value) for part in ("Foo", how, file, "for a reason"))
-
-
-@pytest.mark.parametrize(("made", "why"), [(False, "no such file"), (True, "is a directory")])
-@pytest.mark.parametrize("how", ["path", "PYBNORM_LIB_FOO"])
-def test_a_named_file_that_is_no_file_never_reaches_the_loader(world: World, how: str, made: bool, why: str) -> None:
-    place = world.root / "elsewhere"
-    if made:
-        place.mkdir()
-    if how != "path":
-        world.variable(how, place)
-    opener = Opener({"libfoo.so.9 in process": "loaded"})
-    with pytest.raises(errors.LibraryLoadError, match=why) as caught:
-        find(world.spec, opener, place if how == "path" else None)
-    assert opener.asked == []
-    assert caught.value.attempts == ((how, str(place), why),)
 
 
 def test_the_path_goes_before_the_variable(world: World) -> None:
@@ -599,15 +561,6 @@ def test_only_the_search_names_a_number_that_the_next_version_changes() -> None:
     assert searched <= named
     others = {name for name in named - searched - kept if not re.fullmatch(r"libcudnn_\w+\.so\.[89]", name)}
     assert others == {"libz3.so.4"}, "a LibrarySpec finds every number"  # an example of _find.py
-
-
-@pytest.mark.parametrize("backend", ["cudnn", "miopen", "onednn"])
-def test_the_variable_of_each_backend(world: World, backend: str) -> None:
-    spec = SPECS[backend]
-    assert spec.variable == f"PYBNORM_LIB_{backend.upper()}"
-    file = world.file("x.so")
-    world.variable(spec.variable, file)
-    assert find(spec, Opener({file: 1})) == (1, spec.variable, ())
 
 
 @pytest.mark.parametrize(

@@ -134,33 +134,26 @@ def test_cudnn_opens_parts_of_its_own_number_and_of_one_version(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["variable", "path"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_named_library_is_loaded(child: Any, doubles: Any, vendors: Any, backend: str, how: str) -> None:
+def test_a_named_library_is_loaded(child: Any, doubles: Any, vendors: Any, backend: str) -> None:
     library = doubles.build(backend)
-    env = {variable(backend): library} if how == "variable" else {}
     answer = child(
         """
         import pybnorm
-        path = values["path"]
         before = pybnorm.loaded(values["backend"])
-        library = pybnorm.load(values["backend"], path)
-        same = pybnorm.load(values["backend"]) is library is pybnorm.loaded(values["backend"])
+        library = pybnorm.load(values["backend"])
+        same = pybnorm.load(values["backend"], library.path) is library is pybnorm.loaded(values["backend"])
         report([before, same, library._asdict(), mapped(values["soname"])])
         """,
-        env,
+        {variable(backend): library},
         backend=backend,
-        path=str(library) if how == "path" else None,
         soname=vendors[backend].soname,
     )
     before, same, loaded, files = answer
     assert before is None
     assert same
-    assert loaded["backend"] == backend
-    assert loaded["version"] == VERSIONS[backend]
-    assert loaded["path"] == str(library)
-    assert loaded["found_via"] == (variable(backend) if how == "variable" else "path")
-    assert loaded["attempts"] == []
+    assert (loaded["backend"], loaded["version"]) == (backend, VERSIONS[backend])
+    assert (loaded["path"], loaded["found_via"], loaded["attempts"]) == (str(library), variable(backend), [])
     assert files == [str(library)]
 
 
@@ -242,8 +235,10 @@ def test_every_required_symbol_is_missed_by_name(child: Any, doubles: Any, backe
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("half", [0, 1])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_optional_symbol_may_be_missing(child: Any, doubles: Any, backend: str) -> None:
+def test_every_optional_symbol_may_be_missing(child: Any, doubles: Any, backend: str, half: int) -> None:
+    """Each is missing in one half, and there in the other."""
     names = doubles.symbols(backend, "OPTIONAL")
     assert names
     script = """
@@ -251,10 +246,9 @@ def test_every_optional_symbol_may_be_missing(child: Any, doubles: Any, backend:
         pybnorm.load(values["backend"], values["file"])
         report([pybnorm.has_symbol(values["backend"], name) for name in [*values["names"], "no_such_symbol"]])
         """
-    for name in names:
-        file = doubles.build(backend, without=[name])
-        answer = child(script, backend=backend, file=str(file), names=names)
-        assert answer == [other != name for other in names] + [None]
+    file = doubles.build(backend, without=names[half::2])
+    answer = child(script, backend=backend, file=str(file), names=names)
+    assert answer == [name not in names[half::2] for name in names] + [None]
 
 
 def test_symbols_come_from_the_opened_file_only(child: Any, doubles: Any) -> None:
@@ -384,50 +378,6 @@ def test_a_copy_in_the_process_is_preferred(
     assert files == [str(mine)]
 
 
-def test_pytorchs_miopen_is_found_under_its_unversioned_name(child: Any, doubles: Any) -> None:
-    torchs = doubles.build("miopen", soname="libMIOpen.so")
-    answer = child(
-        """
-        import ctypes, pybnorm
-        ctypes.CDLL(values["torchs"])
-        report(pybnorm.load("miopen")._asdict())
-        """,
-        torchs=str(torchs),
-    )
-    assert answer["path"] == str(torchs)
-    assert answer["found_via"] == "already in the process"
-    assert [attempt[1] for attempt in answer["attempts"]] == ["libMIOpen.so.1"]
-
-
-def test_an_unusable_copy_in_the_process_is_remembered(child: Any, doubles: Any, vendors: Any) -> None:
-    old = doubles.build("miopen", version=vendors["miopen"].other_version)
-    new = doubles.build("miopen")
-    answer = child(
-        """
-        import ctypes, pybnorm
-        os.makedirs("conda/lib")
-        os.symlink(values["new"], "conda/lib/libMIOpen.so.1")
-        os.environ["CONDA_PREFIX"] = os.path.abspath("conda")
-        ctypes.CDLL(values["old"])
-        report(pybnorm.load("miopen")._asdict())
-        """,
-        old=str(old),
-        new=str(new),
-    )
-    assert answer["found_via"] == "CONDA_PREFIX"
-    assert answer["version"] == VERSIONS["miopen"]
-    how, file, why = answer["attempts"][0]
-    assert (how, file) == ("already in the process", "libMIOpen.so.1")
-    assert "1.5.0" in why
-
-
-PLACES = {
-    "CONDA_PREFIX": ("CONDA_PREFIX", "{root}", "CONDA_PREFIX"),
-    "LD_LIBRARY_PATH": ("LD_LIBRARY_PATH", "{root}/lib", "system loader"),
-    "ROCM_PATH": ("ROCM_PATH", "{root}", "ROCM_PATH"),
-    "ROCM_HOME": ("ROCM_HOME", "{root}", "ROCM_HOME"),
-    "HIP_PATH": ("HIP_PATH", "{root}", "HIP_PATH"),
-}
 # A soname that no machine has: what is installed here cannot answer for the place under test.
 OWN_SONAME = """
         import dataclasses, pybnorm
@@ -439,20 +389,11 @@ OWN_SONAME = """
 """
 
 
-@pytest.mark.parametrize("place", [*PLACES, "fixed"])
-def test_each_place_for_real(child: Any, doubles: Any, tmp_path: Path, place: str) -> None:
+def test_the_loaders_own_search(child: Any, doubles: Any) -> None:
     library = doubles.build("miopen", soname="libMIOpen.so.987")
-    root = tmp_path / "opt/rocm-7.0.2"
-    (root / "lib").mkdir(parents=True)
-    (root / "lib/libMIOpen.so.987").symlink_to(library)
-    name, value, found_via = PLACES.get(place, ("", "", "fixed directory"))
-    env = {name: value.format(root=root)} if name else {}
-    if place != "fixed":
-        (tmp_path / "opt/rocm-7.0.2").rename(tmp_path / "elsewhere")
-        env = {name: value.format(root=tmp_path / "elsewhere")}
-    answer = child(OWN_SONAME + "        report(attempt(lambda: pybnorm.load('miopen')))", env)
-    assert answer["value"]["found_via"] == found_via
-    assert Path(answer["value"]["path"]).resolve() == library
+    script = OWN_SONAME + "        report(pybnorm.load('miopen')._asdict())"
+    answer = child(script, {"LD_LIBRARY_PATH": library.parent})
+    assert (answer["found_via"], answer["path"]) == ("system loader", str(library))
 
 
 def test_nothing_anywhere_lists_everything_and_is_not_cached(child: Any, doubles: Any) -> None:
@@ -517,16 +458,6 @@ def test_a_second_file_is_refused_once_one_is_loaded(child: Any, doubles: Any) -
     assert answer[0]["value"]["path"] == str(one)
     assert answer[1]["error"] == "LibraryLoadError"
     assert str(one) in answer[1]["text"]
-
-
-def test_the_trace_goes_to_stderr(child: Any, doubles: Any) -> None:
-    library = doubles.build("cudnn")
-    env = {variable("cudnn"): library}
-    script = "import pybnorm; pybnorm.load('cudnn'); report(1)"
-    child(script, env)
-    assert (child.stdout, child.stderr) == ("", "")
-    child(script, {**env, "PYBNORM_DEBUG_LOAD": 1})
-    assert (child.stdout, child.stderr) == ("", f"pybnorm: cudnn: {variable('cudnn')}: {library}: opened\n")
 
 
 # ---- the real libraries
