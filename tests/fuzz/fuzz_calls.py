@@ -7,7 +7,10 @@ bounds of `pybnorm.check`.
 
 from __future__ import annotations
 
+import array
 import contextlib
+import decimal
+import fractions
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -54,13 +57,34 @@ ACTIVATIONS = [
     {"activation": Activation.CLIPPED_RELU, "activation_high": 6.0},
     {"activation": 3, "activation_low": -1.0, "activation_high": 1.0},
 ]
-BAD_NUMBERS = [float("nan"), float("inf"), -float("inf"), 10**400, None, "1", True, [1.0], 1j, object]
+
+
+class Answers:
+    """What should be a number, and raises an error where it is asked for one."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __float__(self):
+        raise self.error
+
+    __index__ = __iter__ = __float__
+
+
+NO_NUMBERS = [
+    None, "1", True, [1.0], 1j, object, np.True_, b"1", bytearray(b"1"), memoryview(b"1"), array.array("b", b"1"),
+    np.void(b"1"), np.array("1"), np.array(b"1"), np.str_("1"), np.array(True), np.array(1, object), {},
+    np.datetime64(1, "s"), np.timedelta64(1, "s"), np.array([1.0]), np.ones(3), np.complex64(1 + 5j), np.array(1 + 5j),
+    Answers(ZeroDivisionError()), Answers(TypeError()), Answers(RuntimeError()),
+]  # fmt: skip
+NO_INTEGERS = [*NO_NUMBERS, 1.0, 1.5, np.float32(1), np.array(1), fractions.Fraction(1), decimal.Decimal(1)]
+BAD_NUMBERS = [float("nan"), float("inf"), -float("inf"), 10**400, *NO_NUMBERS]
 NO_ARRAYS = [3, "x", [1.0], object, 1.0, b"x" * 64, {}]
 BAD = {
-    "mode": (7, -1, None, "x", True, 2.5, object, [], 10**30),
-    "operation": (99, None, "none", True, Operation.FILL, "DERIVE", Operation.RELU, object),
+    "mode": (7, -1, "x", [], 10**30, *NO_INTEGERS),
+    "operation": (99, "none", Operation.FILL, "DERIVE", Operation.RELU, *NO_INTEGERS),
     "backend": ("nothing", None, 3, b"cudnn", "", "\\ud800", object),
-    "axis": (9, -9, (1, 1), 1.5, "1", True, None, (0, object), 10**30),
+    "axis": (9, -9, (1, 1), 1.5, "1", True, None, 10**30, *((0, value) for value in NO_INTEGERS)),
     "running": ("yes", 1, None, object),
     "saved": ("yes", 1, None, object),
     "epsilon": (*BAD_NUMBERS, 1e39, -1e-9, -1),
@@ -68,8 +92,8 @@ BAD = {
     **dict.fromkeys(("alpha", "beta", "alpha_param", "beta_param", "a", "b", "value"), BAD_NUMBERS),
     **dict.fromkeys(("activation_low", "activation_high"), BAD_NUMBERS),
     "activation": (None, 4, -1, "tanh", True, 2.5, object),
-    "workspace_size": (-1, 2**64, None, "0", True, 1.5),
-    "dtype": ("int8", None, 9, "f8", np.int32, True, object, np.dtype(">f4")),
+    "workspace_size": (-1, 2**64, "0", *NO_INTEGERS),
+    "dtype": ("int8", 9, "f8", np.int32, np.dtype(">f4"), *NO_INTEGERS),
 }
 """What an argument must not be, whatever the others are; `object` stands for a new one."""
 IN_PLACE = ({"x", "y"}, {"dx", "dy"})  # some may share memory: tests/backends/test_in_place.py
@@ -333,10 +357,10 @@ class Maker:
             return self.other_workspaces(call, old)
         if name == "dims":
             lengths = (old[:1], (*old, 2, 2, 2, 2, 2, 2, 2), (), None, 3, "dims")
-            return *lengths, *((first, *old[1:]) for first in (0, -1, 2**31, 1.5, True))
+            return *lengths, *((first, *old[1:]) for first in (0, -1, 2**31, *NO_INTEGERS))
         if name == "strides":
             whole = old[:-1], "strides", 3, (*old, 1)
-            return *whole, *((first, *old[1:]) for first in (0, -1, 2**31, 1.5, None))
+            return *whole, *((first, *old[1:]) for first in (0, -1, 2**31, *NO_INTEGERS))
         if name.endswith("_desc"):
             return self.other_descriptors(call, old)
         absent = self.absent(call, name)
@@ -345,8 +369,8 @@ class Maker:
             # Other arrays of the call, of the same length: of a shorter one nobody could know that it is.
             alike = {n for names in (DATA, *PARAMETERS.values()) if name in names for n in names}
             same = [v for n, v in others.items() if n in alike and v]
-            arrays = np.ones(3, np.float32), np.array(64), [1.0], np.True_
-            return *absent, *(0 for _ in absent), -1, 2**64, "x", 1.5, True, *arrays, int(old or 64) + 1, *same, object
+            values = [value for value in NO_INTEGERS if value is not None]
+            return *absent, *(0 for _ in absent), -1, 2**64, *values, int(old or 64) + 1, *same
         return *absent, *self.other_arrays(call, name, old, [b for b in map(buffer_of, others.values()) if b])
 
     def absent(self, call: Call, name: str) -> tuple[None, ...]:

@@ -95,6 +95,7 @@ def test_every_bad_argument_of_every_call_is_refused_by_its_name(handle):
     for call in calls.values():
         good = dict(call.arguments)
         for name, old in good.items():
+            call.arguments = good
             for bad in map(object_of, maker.replacements(call, name, old)):
                 made += 1
                 call.arguments, call.changed = good | {name: bad}, [name]
