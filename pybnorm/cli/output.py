@@ -129,6 +129,9 @@ class _Lines(Progress):
         self._start = time.monotonic()
         self._next = self._start + EVERY
 
+    def stop(self) -> None:
+        """Nothing was started; rich before 14.3 would write a blank line."""
+
     def update(self, task_id: TaskID, **values: Any) -> None:
         super().update(task_id, **values)
         now = time.monotonic()
