@@ -31,6 +31,7 @@ enum {
 #define LEAST_SQUARE 1e-34
 
 enum { MEAN, A, B, SLOPE, CENTRE, VECTORS }; /* coefficients */
+enum { X, Y, DY, DX, DZ, Z = DY };           /* places of tensors in steps */
 
 typedef struct fusion {
     int activation, by_result, streams; /* streams: the result goes past the cache */
@@ -38,21 +39,13 @@ typedef struct fusion {
     double low, high, alpha, beta;
 } fusion;
 
-typedef void row_near_fn(const void *, int64_t, int64_t, int64_t, void *);
-typedef void moments_fn(const void *, int64_t, int64_t, int64_t, int64_t, int64_t, const void *, double *, double *);
-typedef void column_moments_fn(const void *, int64_t, int64_t, int64_t, const void *, double *, double *);
-typedef void dots_fn(const void *, const void *, const void *, int64_t, const int64_t *, int64_t, const int64_t *, int64_t,
-                     const void *, const void *, const void *, const fusion *, double *, double *);
-typedef void apply_fn(const void *, void *, const void *, int64_t, const int64_t *, int64_t, const int64_t *, int64_t,
-                      const void *, const void *, const void *, const fusion *);
-typedef void gradient_fn(const void *, const void *, const void *, void *, void *, int64_t, const int64_t *, int64_t,
-                         const int64_t *, int64_t, const void *, const void *, const void *, const void *, const void *,
-                         const fusion *);
-typedef void exact_fn(const void *, const void *, const void *, int64_t, const int64_t *, int64_t, double, double, double,
-                      const fusion *, double *, double *);
-typedef void column_near_fn(const void *, int64_t, int64_t, int64_t, void *);
-typedef int look_fn(int64_t, double, const double *, const double *);
-typedef void settle_fn(int64_t, double, const void *, double *, double *);
+/* Rows that are equally far from one another, of one width; of several channels, which are as well, at `apart`. */
+typedef struct piece {
+    char *at[TENSORS];
+    int64_t channels, rows, n;
+    const int64_t *apart, *steps; /* elements, by tensor */
+    int64_t column;               /* the first one, of those of its cursor; of rows 0 */
+} piece;
 
 /* FINISH_GIVEN: coefficients that need no sums, those of inference, of saved statistics and of sums that are given. */
 enum { FINISH_TRAINING, FINISH_GRADIENT, FINISH_GIVEN };
@@ -68,19 +61,18 @@ typedef struct finishing {
     int64_t repeat, copies, distance;
 } finishing;
 
-typedef void finish_fn(const finishing *);
+/* `by`: coefficients of the piece's columns or channels. */
+typedef void near_fn(const piece *, void *about);
+typedef void sums_fn(const piece *, const void *const *by, const fusion *, double *first, double *second);
+typedef void results_fn(const piece *, const void *const *by, const fusion *);
 typedef struct kernels {
-    row_near_fn *row_near;
-    moments_fn *moments;
-    column_moments_fn *column_moments;
-    dots_fn *dots, *column_dots;
-    apply_fn *apply[2][2]; /* by whether coefficients are of columns, and whether anything is fused */
-    gradient_fn *gradient[2][2];
-    exact_fn *exact;
-    finish_fn *finish;
-    column_near_fn *column_near;
-    look_fn *look;
-    settle_fn *settle;
+    near_fn *near[2]; /* by whether coefficients are of columns ... */
+    sums_fn *sums[2];
+    results_fn *results[2][2][2]; /* by whether it is backward, the same, and whether anything is fused */
+    void (*exact)(const piece *, const void *const *by, const fusion *, double *first, double *second, int columns);
+    void (*finish)(const finishing *);
+    int (*look)(int64_t n, double count, const double *sum, const double *square);
+    void (*settle)(int64_t n, double count, const void *about, double *sum, double *square);
     int lanes; /* numbers of a vector */
 } kernels;
 
@@ -129,8 +121,6 @@ static void choose_kernels(void) {
 
 /* ------------------------------------------------------------------ a call and its tasks */
 
-enum { X, Y, DY, DX, DZ, Z = DY };          /* places of tensors in steps */
-
 typedef struct job {
     const pbn_call *call;
     const kernels *run;
@@ -139,6 +129,7 @@ typedef struct job {
     char *data[TENSORS];
     size_t item, number; /* bytes of an element and of a number that is computed with */
     int backward, fuses, gathers, reads_y, large;
+    int stage; /* a FINISH_ of the tasks that run */
     int64_t parts, segments, part_rows; /* of a group's rows; segments of one long row */
     int64_t strip, strips;              /* columns of a task */
     int64_t together;                   /* channels of a task, of rows */
@@ -146,14 +137,6 @@ typedef struct job {
     char *vectors;                      /* coefficients of all channels, or of all columns */
     size_t stride;                      /* from one vector of coefficients to the next, bytes */
 } job;
-
-/* Rows that are equally far from one another, of one width; of several channels, which are as well, at `apart`. */
-typedef struct piece {
-    char *at[TENSORS];
-    int64_t channels, rows, n;
-    const int64_t *apart, *steps;
-    int64_t column; /* the first one of those of its cursor */
-} piece;
 
 typedef struct cursor {
     int64_t row, end, column, columns, channels, base[TENSORS];
@@ -224,7 +207,7 @@ static void gathered(const job *j, const piece *of, visit *visited, void *with, 
     for (int64_t row = 0; row < of->rows; row++)
         for (int64_t first = 0; first < of->n; first += FEW) {
             piece copy = {.channels = 1, .rows = 1, .n = smaller(FEW, of->n - first), .apart = no_steps, .steps = no_steps,
-                          .column = of->column + first};
+                          .column = j->p.columns ? first : 0};
             for (int t = 0; t < TENSORS; t++)
                 if (of->at[t] != NULL) {
                     const char *from = of->at[t] + (row * of->steps[t] + first * j->p.steps[t]) * (int64_t)j->item;
@@ -267,62 +250,40 @@ static const char *from_column(const job *j, const void *vector, int64_t column)
 
 /* ------------------------------------------------------------------ sums of a part */
 
-/* What a part's sums are taken with, and what they are, of each column or each channel. */
+/* What a part's sums are taken with, of each column or each channel, and where they go. */
 typedef struct sums {
     double *first, *second;
-    const char *vectors[3]; /* moments: k; dots: mean, a, b of the activation */
+    const char *vectors[VECTORS]; /* of x: k in the place of the mean, and no others */
 } sums;
 
+/* Those of the columns of a piece. */
+static void vectors_of(const job *j, const piece *of, const char *const *vectors, const void *by[VECTORS]) {
+    for (int i = 0; i < VECTORS; i++)
+        by[i] = vectors[i] == NULL ? NULL : from_column(j, vectors[i], of->column);
+}
+
 static void visit_near(const job *j, const piece *of, void *with) {
-    if (j->p.columns)
-        j->run->column_near(of->at[X], of->rows, of->steps[X], of->n, (char *)with + (size_t)of->column * j->number);
-    else
-        j->run->row_near(of->at[X], of->channels, of->apart[X], of->n, with);
+    j->run->near[j->p.columns](of, (char *)with + (size_t)of->column * j->number);
 }
 
-static void visit_moments(const job *j, const piece *of, void *with) {
+static void visit_sums(const job *j, const piece *of, void *with) {
     const sums *s = with;
-    if (j->p.columns)
-        j->run->column_moments(of->at[X], of->rows, of->steps[X], of->n, from_column(j, s->vectors[0], of->column),
-                               s->first + of->column, s->second + of->column);
-    else
-        j->run->moments(of->at[X], of->channels, of->apart[X], of->rows, of->steps[X], of->n, s->vectors[0], s->first,
-                        s->second);
+    const void *by[VECTORS];
+    vectors_of(j, of, s->vectors, by);
+    j->run->sums[j->p.columns](of, by, &j->f, s->first + of->column, s->second + of->column);
 }
 
-static void visit_dots(const job *j, const piece *of, void *with) {
-    const sums *s = with;
-    const int64_t column = j->p.columns ? of->column : 0;
-    const char *const y = j->reads_y ? of->at[Y] : of->at[X], *v[3];
-    for (int i = 0; i < 3; i++)
-        v[i] = from_column(j, s->vectors[i], column);
-    (j->p.columns ? j->run->column_dots : j->run->dots)(of->at[X], of->at[DY], y, of->channels, of->apart, of->rows, of->steps,
-                                                        of->n, v[0], v[1], v[2], &j->f, s->first + column,
-                                                        s->second + column);
-}
-
-/* Either sums, one column or channel after the other. */
 static void visit_exact(const job *j, const piece *of, void *with) {
     const sums *s = with;
-    const int columns = j->p.columns, dots = s->vectors[1] != NULL;
-    for (int64_t i = 0; i < (columns ? of->n : of->channels); i++) {
-        const int64_t place = columns ? of->column + i : i;
-        double sum, second, v[3] = {0};
-        const char *at[TENSORS];
-        for (int t = 0; t < TENSORS; t++)
-            at[t] = of->at[t] == NULL ? NULL : of->at[t] + (columns ? i : i * of->apart[t]) * (int64_t)j->item;
-        for (int k = 0; k < (dots ? 3 : 1); k++)
-            v[k] = number_at(j, s->vectors[k], place);
-        j->run->exact(at[X], dots ? at[DY] : NULL, at[j->reads_y ? Y : X], of->rows, of->steps, columns ? 1 : of->n, v[0], v[1],
-                      v[2], &j->f, &sum, &second);
-        s->first[place] += sum;
-        s->second[place] += second;
-    }
+    const void *by[VECTORS];
+    vectors_of(j, of, s->vectors, by);
+    j->run->exact(of, by, &j->f, s->first + of->column, s->second + of->column, j->p.columns);
 }
 
-static void clear(const sums *s, int64_t n) {
+static void take_sums(const job *j, cursor c, visit *visited, sums *s, int64_t n) {
     memset(s->first, 0, (size_t)n * sizeof *s->first);
     memset(s->second, 0, (size_t)n * sizeof *s->second);
+    each_piece(j, c, visited, s, 0);
 }
 
 /* The mean and M2 of a part, of each column or each channel. */
@@ -348,8 +309,7 @@ static void part_moments(const job *j, cursor c, double *mean, double *m2) {
     }
     each_piece(j, start, visit_near, about, 0);
     for (int turn = 0; turn < 3; turn++) {
-        clear(&s, n);
-        each_piece(j, c, visit_moments, &s, 0);
+        take_sums(j, c, visit_sums, &s, n);
         seen = j->run->look(split, count, mean, m2) | j->run->look(others, less, mean + split, m2 + split);
         if (!(seen & 1))
             break;
@@ -357,26 +317,30 @@ static void part_moments(const job *j, cursor c, double *mean, double *m2) {
             if (isfinite(mean[i]))
                 set_number(j, about, i, number_at(j, about, i) + mean[i] / (i < split ? count : less));
     }
-    if (j->number == 4 && seen & 2) {
-        clear(&s, n);
-        each_piece(j, c, visit_exact, &s, 0);
-    }
+    if (j->number == 4 && seen & 2)
+        take_sums(j, c, visit_exact, &s, n);
     j->run->settle(split, count, about, mean, m2);
     j->run->settle(others, less, from_column(j, about, split), mean + split, m2 + split);
 }
 
-static void part_dots(const job *j, cursor c, const char *const vectors[3], double *sum, double *dot) {
+/* The sums of dy and of dy * (x - mean), by the coefficients that the stage before left in `vectors`. */
+static void part_dots(const job *j, cursor c, const char *vectors, size_t stride, double *sum, double *dot) {
     const int64_t n = j->p.columns ? c.columns : c.channels;
-    sums s = {sum, dot, {vectors[0], vectors[1], vectors[2]}};
+    sums s = {sum, dot, {vectors, vectors + stride, vectors + 2 * stride}};
     int kept = 1;
-    clear(&s, n);
-    each_piece(j, c, visit_dots, &s, 0);
+    take_sums(j, c, visit_sums, &s, n);
     for (int64_t i = 0; i < n; i++) /* a product lost below float32's range is below its other terms', too */
         kept &= isfinite(sum[i]) && isfinite(dot[i]);
-    if (j->number == 4 && !kept) {
-        clear(&s, n);
-        each_piece(j, c, visit_exact, &s, 0);
-    }
+    if (j->number == 4 && !kept)
+        take_sums(j, c, visit_exact, &s, n);
+}
+
+static void take_part_sums(const job *j, cursor c, int stage, const char *vectors, size_t stride, double *first,
+                           double *second) {
+    if (stage == FINISH_TRAINING)
+        part_moments(j, c, first, second);
+    else
+        part_dots(j, c, vectors, stride, first, second);
 }
 
 /* ------------------------------------------------------------------ from sums to coefficients */
@@ -457,29 +421,17 @@ static int64_t groups_together(const job *j, int64_t group) {
 
 /* ------------------------------------------------------------------ results */
 
-typedef struct results {
-    const char *vectors[VECTORS];
-} results;
-
 static void visit_results(const job *j, const piece *of, void *with) {
-    const results *r = with;
-    const char *v[VECTORS];
-    for (int i = 0; i < VECTORS; i++)
-        v[i] = j->p.columns ? from_column(j, r->vectors[i], of->column) : r->vectors[i];
-    if (j->backward)
-        j->run->gradient[j->p.columns][j->fuses](of->at[X], of->at[DY], j->reads_y ? of->at[Y] : of->at[X], of->at[DX],
-                                                 of->at[DZ], of->channels, of->apart, of->rows, of->steps, of->n, v[MEAN],
-                                                 v[A], v[B], v[SLOPE], v[CENTRE], &j->f);
-    else
-        j->run->apply[j->p.columns][j->fuses](of->at[X], of->at[Y], of->at[Z], of->channels, of->apart, of->rows, of->steps,
-                                              of->n, v[MEAN], v[A], v[B], &j->f);
+    const void *by[VECTORS];
+    vectors_of(j, of, with, by);
+    j->run->results[j->backward][j->p.columns][j->fuses](of, by, &j->f);
 }
 
 static void write_results(const job *j, cursor c, const char *vectors, size_t stride, int64_t place) {
-    results r;
+    const char *of[VECTORS];
     for (int i = 0; i < VECTORS; i++)
-        r.vectors[i] = from_column(j, vectors + (size_t)i * stride, place);
-    each_piece(j, c, visit_results, &r, j->backward ? 1u << DX | 1u << DZ : 1u << Y);
+        of[i] = from_column(j, vectors + (size_t)i * stride, place);
+    each_piece(j, c, visit_results, of, j->backward ? 1u << DX | 1u << DZ : 1u << Y);
 #if defined(__x86_64__) && defined(__GNUC__)
     if (j->f.streams)
         _mm_sfence(); /* such stores are seen by others in no order without it */
@@ -504,14 +456,10 @@ static void whole_strip(const job *j, int64_t group, int64_t groups, int64_t fir
     all.columns = columns;
     all.channels = groups;
     for (int stage = saved; stage < 1 + j->backward; stage++) {
-        const char *const about[] = {to, to + stride, to + 2 * stride};
         for (int64_t part = 0; part < j->parts; part++) { /* one where there are columns, or several channels */
             cursor c = all;
             take_part(j, &c, part);
-            if (stage == 0)
-                part_moments(j, c, first + part, second + part);
-            else
-                part_dots(j, c, about, first + part, second + part);
+            take_part_sums(j, c, stage, to, stride, first + part, second + part);
         }
         finish(j, stage, group, index, n, first - first_column, second - first_column, to, stride, 0);
     }
@@ -566,22 +514,11 @@ static cursor cut(const job *j, int64_t task, int64_t *sums, int64_t *place) {
     return c;
 }
 
-static void moments_tasks(void *data, int64_t first, int64_t end) {
+static void sums_tasks(void *data, int64_t first, int64_t end) {
     const job *j = data;
     for (int64_t task = first, sums, place; task < end; task++) {
         const cursor c = cut(j, task, &sums, &place);
-        part_moments(j, c, j->first + sums, j->second + sums);
-    }
-}
-
-static void dots_tasks(void *data, int64_t first, int64_t end) {
-    const job *j = data;
-    for (int64_t task = first, sums, place; task < end; task++) {
-        const cursor c = cut(j, task, &sums, &place);
-        const char *about[3];
-        for (int i = 0; i < 3; i++)
-            about[i] = from_column(j, j->vectors + (size_t)i * j->stride, place);
-        part_dots(j, c, about, j->first + sums, j->second + sums);
+        take_part_sums(j, c, j->stage, from_column(j, j->vectors, place), j->stride, j->first + sums, j->second + sums);
     }
 }
 
@@ -593,20 +530,17 @@ static void results_tasks(void *data, int64_t first, int64_t end) {
     }
 }
 
-static void finish_channels(const job *j, int64_t first, int64_t end, int stage) {
+static void channels_tasks(void *data, int64_t first, int64_t end) {
+    const job *j = data;
     const problem *p = &j->p;
     const int64_t width = p->columns ? p->run : 1, inside = p->columns ? p->period : 1;
     for (int64_t task = first, n; task < end; task += n) {
         const int64_t group = task / inside, index = task % inside, sums = group * j->parts * width;
         n = smaller(end - task, p->columns ? smaller(STRIP / p->repeat, inside - index) : groups_together(j, group));
-        finish(j, stage, group, index, n, j->first + sums, j->second + sums, j->vectors, j->stride,
+        finish(j, j->stage, group, index, n, j->first + sums, j->second + sums, j->vectors, j->stride,
                group * width + (p->columns ? index * p->repeat : 0));
     }
 }
-
-static void given_channels(void *data, int64_t first, int64_t end) { finish_channels(data, first, end, FINISH_GIVEN); }
-static void training_channels(void *data, int64_t first, int64_t end) { finish_channels(data, first, end, FINISH_TRAINING); }
-static void backward_channels(void *data, int64_t first, int64_t end) { finish_channels(data, first, end, FINISH_GRADIENT); }
 
 static int is_fused(const job *j) {
     const int64_t tasks = j->p.groups * j->strips;
@@ -737,10 +671,17 @@ static int merge(const pbn_call *call) {
     return PBN_OK;
 }
 
-static int run_job(job *made) {
+/* Sums of all parts, where the stage has some, and the channels' coefficients. */
+static void run_stage(job *j, int stage, int64_t threads) {
+    j->stage = stage;
+    if (stage != FINISH_GIVEN)
+        share_out(sums_tasks, j, j->p.groups * j->parts * j->strips, threads);
+    share_out(channels_tasks, j, j->p.channels, j->p.channels < 256 ? 1 : threads);
+}
+
+static int run_job(const job *made) {
     job j = *made;
     const pbn_call *call = j.call;
-    const int64_t tasks = j.p.groups * j.parts * j.strips, channels = j.p.channels;
     const int64_t bytes = j.p.channels * j.p.count * (int64_t)j.item * (j.backward ? 3 : 2);
     const int64_t threads = threads_for(bytes, THREAD_BYTES);
     const int infers = needs_no_sums(call);
@@ -750,33 +691,16 @@ static int run_job(job *made) {
     }
     if (call->workspace_size < workspace_of(&j) || call->workspace == NULL)
         return pbn_refuse(PBN_E_WORKSPACE, "the workspace is smaller than workspace_size says");
-    const int64_t few = channels < 256 ? 1 : threads;
-    j.stride = vector_bytes(&j);
-    if (infers) {
-        j.vectors = call->workspace;
-        share_out(given_channels, &j, channels, few);
-        if (has_inference_rows(&j))
-            share_out(inference_rows, &j, j.p.rows * j.p.groups, threads);
-        else {
-            widen(&j);
-            share_out(results_tasks, &j, j.p.groups * j.parts * j.strips, threads);
-        }
-        return PBN_OK;
-    }
     j.first = call->workspace;
     j.second = j.first + sums_bytes(&j) / sizeof *j.first;
-    j.vectors = (char *)call->workspace + 2 * sums_bytes(&j);
-    if (j.backward && call->saved_mean != NULL)
-        share_out(given_channels, &j, channels, few);
-    else {
-        share_out(moments_tasks, &j, tasks, threads);
-        share_out(training_channels, &j, channels, few);
-    }
-    if (j.backward) {
-        share_out(dots_tasks, &j, tasks, threads);
-        share_out(backward_channels, &j, channels, few);
-    }
-    if (!call->sums_only) {
+    j.vectors = infers ? call->workspace : (char *)call->workspace + 2 * sums_bytes(&j);
+    j.stride = vector_bytes(&j);
+    run_stage(&j, infers || (j.backward && call->saved_mean != NULL) ? FINISH_GIVEN : FINISH_TRAINING, threads);
+    if (j.backward && !infers)
+        run_stage(&j, FINISH_GRADIENT, threads);
+    if (infers && has_inference_rows(&j))
+        share_out(inference_rows, &j, j.p.rows * j.p.groups, threads);
+    else if (!call->sums_only) {
         widen(&j);
         share_out(results_tasks, &j, j.p.groups * j.parts * j.strips, threads);
     }
