@@ -93,12 +93,12 @@ class Case:
 
     def running(self) -> tuple[Any, Any]:
         """Running statistics for a contender of its own, as they are before the first call."""
-        parameters = _parameters(self.dims[1])
+        parameters = _parameters(self.dims[1], self.dtype)
         return self.machine.vector(parameters["running_mean"]), self.machine.vector(parameters["running_variance"])
 
     def unwritten(self) -> Any:
         """A vector for a result."""
-        return self.machine.vector(np.full(self.dims[1], np.nan, np.float32))
+        return self.machine.vector(np.full(self.dims[1], np.nan, _parameter_type(self.dtype)))
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ def make(
 ) -> Case:
     """Allocate and fill; the statistics for backward are those of the library's own forward training, of `plan`."""
     tensors = tuple(Tensors(*(machine.tensor(dims, dtype, layout, 3 * i + j) for j in range(3))) for i in range(sets))
-    vectors = {name: machine.vector(values) for name, values in _parameters(dims[1]).items()}
-    nothing = np.full(dims[1], np.nan, np.float32)
+    vectors = {name: machine.vector(values) for name, values in _parameters(dims[1], dtype).items()}
+    nothing = np.full(dims[1], np.nan, _parameter_type(dtype))
     saved = {name: machine.vector(nothing) for name in ("saved_mean", "saved_inv_variance")}
     case = Case(machine, dims, dtype, layout, tensors, **vectors, **saved)
     address = machine.address
@@ -151,10 +151,14 @@ def make(
     return case
 
 
-def _parameters(channels: int) -> dict[str, npt.NDArray[np.float32]]:
+def _parameter_type(dtype: DataType) -> type[np.floating[Any]]:
+    return np.float64 if dtype == DataType.FLOAT64 else np.float32
+
+
+def _parameters(channels: int, dtype: DataType) -> dict[str, npt.NDArray[np.floating[Any]]]:
     generator = np.random.default_rng(0)
     names = ("scale", "bias", "running_mean", "running_variance")
-    return {name: generator.uniform(0.5, 1.5, channels).astype(np.float32) for name in names}
+    return {name: generator.uniform(0.5, 1.5, channels).astype(_parameter_type(dtype)) for name in names}
 
 
 def _workspace(machine: Machine, nbytes: int) -> tuple[Any, tuple[int, int] | None]:

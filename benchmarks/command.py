@@ -52,7 +52,7 @@ class _NothingToMeasureError(click.ClickException):
 @click.option(
     "--shapes", multiple=True, metavar="NAME|random:COUNT[:SEED]|NxCxHxW", help="Default: h200; small on the CPU."
 )
-@click.option("--dtype", "dtypes", multiple=True, help="f32, f16 or bf16. Default: all.")
+@click.option("--dtype", "dtypes", multiple=True, help="f32, f16, bf16 or f64. Default: all but f64.")
 @click.option("--layout", "layouts", multiple=True, help="nchw or nhwc. Default: both.")
 @click.option("--operation", "operations", multiple=True, help="train, infer or backward. Default: all.")
 @click.option(
@@ -109,7 +109,7 @@ def bench_device(
                     backend,
                     algorithms=algorithms,
                     shapes=shapes,
-                    dtypes=dtypes or device.DTYPES,
+                    dtypes=dtypes or device.DTYPES[:3],
                     layouts=layouts or tuple(device.LAYOUTS),
                     operations=operations or device.OPERATIONS,
                     rivals=None if not rivals else tuple(name for name in rivals if name != "none"),

@@ -37,7 +37,7 @@ __all__ = ["BACKENDS", "DTYPES", "LAYOUTS", "OPERATIONS", "here", "run"]
 
 BACKENDS = tuple(name for name in pybnorm.backends() if _core.device_types(name)[0] in (CPU, CUDA))
 """Backends with a device that can be timed here."""
-DTYPES = ("f32", "f16", "bf16")
+DTYPES = ("f32", "f16", "bf16", "f64")  # the first three where none is named
 OPERATIONS = tuple(cases.TOUCHED)
 LAYOUTS = {"nchw": Layout.CHANNELS_FIRST, "nhwc": Layout.CHANNELS_LAST}
 REPLAYS, QUICK_REPLAYS = 9, 3
@@ -67,7 +67,7 @@ def run(
     *,
     algorithms: Sequence[str] = (),
     shapes: Sequence[str] = (),
-    dtypes: Sequence[str] = DTYPES,
+    dtypes: Sequence[str] = DTYPES[:3],
     layouts: Sequence[str] = tuple(LAYOUTS),
     operations: Sequence[str] = OPERATIONS,
     rivals: Sequence[str] | None = None,
@@ -89,7 +89,7 @@ def run(
         Names of `shapes.SHAPES`, ``"random:COUNT"`` and ``"random:COUNT:SEED"``, and shapes as ``"NxCxHxW"``; by
         default ``"h200"``, on the CPU or if `quick` ``"small"``.
     dtypes, layouts, operations : sequence of str
-        ``"f32"``, ``"f16"``, ``"bf16"``; ``"nchw"``, ``"nhwc"``; ``"train"``, ``"infer"``, ``"backward"``.
+        ``"f32"``, ``"f16"``, ``"bf16"``, ``"f64"``; ``"nchw"``, ``"nhwc"``; ``"train"``, ``"infer"``, ``"backward"``.
     rivals : sequence of str, optional
         Names of `rivals.GPU_RIVALS` or `rivals.CPU_RIVALS`; by default all. Of an absent one the reason is given.
     quick : bool

@@ -57,8 +57,8 @@ class Machine(Protocol):
         """An array of normal random values."""
         ...
 
-    def vector(self, values: npt.NDArray[np.float32]) -> Any:
-        """A float32 array of rank 1."""
+    def vector(self, values: npt.NDArray[np.floating[Any]]) -> Any:
+        """An array of rank 1, of the type of `values`."""
         ...
 
     def empty_bytes(self, nbytes: int) -> Any:
@@ -170,8 +170,8 @@ class TorchCuda:
         array = torch.empty_strided(dims, strides, dtype=self.dtype(dtype), device="cuda")
         return array.normal_(MEAN, DEVIATION, generator=generator)
 
-    def vector(self, values: npt.NDArray[np.float32]) -> Any:
-        """A float32 tensor of rank 1."""
+    def vector(self, values: npt.NDArray[np.floating[Any]]) -> Any:
+        """A tensor of rank 1, of the type of `values`."""
         return self.torch.from_numpy(values.copy()).to("cuda")
 
     def empty_bytes(self, nbytes: int) -> Any:

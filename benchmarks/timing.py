@@ -98,8 +98,8 @@ class Plain:
         array = values.reshape([dims[axis] for axis in order]).transpose(np.argsort(order))
         return self.device.from_numpy(array)
 
-    def vector(self, values: npt.NDArray[np.float32]) -> Any:
-        """A float32 `Buffer` of rank 1."""
+    def vector(self, values: npt.NDArray[np.floating[Any]]) -> Any:
+        """A `Buffer` of rank 1, of the type of `values`."""
         return self.device.from_numpy(values)
 
     def empty_bytes(self, nbytes: int) -> Any:
