@@ -154,6 +154,14 @@ static inline void pbn_packed_strides(int rank, const int64_t *dims, int layout,
     }
 }
 
+/* A record of these values, without a vendor's descriptor. */
+static inline pbn_tensor pbn_described(int dtype, int rank, const int64_t *dims, const int64_t *strides) {
+    pbn_tensor tensor = {.dtype = dtype, .rank = rank, .layout = pbn_layout_of(rank, dims, strides)};
+    memcpy(tensor.dims, dims, (size_t)rank * sizeof *dims);
+    memcpy(tensor.strides, strides, (size_t)rank * sizeof *strides);
+    return tensor;
+}
+
 /* `value`, finite and within the range of a 16-bit `dtype`, rounded to it once: to nearest, ties to even. */
 static inline double pbn_round(double value, int dtype) {
     /* 11 or 8 significant bits, fewer below the smallest normal number. */

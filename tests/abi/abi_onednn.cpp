@@ -9,7 +9,9 @@
 #include "abi_same.hpp"
 
 // Not PBN_ABI_SAME_VALUE: some names are macros, which it would print as their numbers.
-#define SAME_VALUE(name, number) static_assert(static_cast<long long>(name) == number, "value of " #name " differs");
+#define SAME_VALUE(name, number, ...) \
+    static_assert(static_cast<long long>(name) == number, "value of " #name " differs");
+PBN_DNNL_STATUSES(SAME_VALUE)
 PBN_DNNL_CONSTANTS(SAME_VALUE)
 
 #define SAME_FUNCTION(result, name, parameters) PBN_ABI_SAME_FUNCTION(name, pbn_##name##_fn);

@@ -97,20 +97,10 @@ static void unset(pbn_tensor *t) {
 /* A record of these values beside t's vendor descriptor, with a compute descriptor of its own. */
 static int describe(const pbn_tensor *t, int dtype, int rank, const int64_t *dims, const int64_t *strides,
                     pbn_tensor *next) {
-    memset(next, 0, sizeof *next);
+    *next = pbn_described(dtype, rank, dims, strides);
     next->vendor = t->vendor;
     next->owned = t->owned;
-    next->dtype = dtype;
-    next->rank = rank;
-    memcpy(next->dims, dims, (size_t)rank * sizeof *dims);
-    memcpy(next->strides, strides, (size_t)rank * sizeof *strides);
-    next->layout = pbn_layout_of(rank, dims, strides);
     return make_compute(next, &next->compute);
-}
-
-static void replace(pbn_tensor *t, const pbn_tensor *next) {
-    drop_compute(t);
-    *t = *next;
 }
 
 /* Takes over what t's vendor descriptor holds; t is unset where that is nothing this backend can use. */
@@ -126,11 +116,13 @@ static int adopt(pbn_tensor *t) {
         if (status == PBN_OK)
             status = describe(t, dtype, rank, dims, strides, &next);
     }
-    if (status != PBN_OK || rank == 0)
+    if (status != PBN_OK || rank == 0) {
         unset(t);
-    else
-        replace(t, &next);
-    return status;
+        return status;
+    }
+    drop_compute(t);
+    *t = next;
+    return PBN_OK;
 }
 
 /* After a refusal by cuDNN: the record stays if the vendor descriptor is still what it says. */
@@ -182,7 +174,8 @@ static int cudnn_tensor_set(pbn_tensor *tensor, int dtype, int rank, const int64
         unset_if_changed(tensor);
         return status;
     }
-    replace(tensor, &next);
+    drop_compute(tensor);
+    *tensor = next;
     return PBN_OK;
 }
 

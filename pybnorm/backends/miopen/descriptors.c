@@ -89,11 +89,10 @@ static int tensor_create(pbn_tensor *tensor) {
 /* Writes down what `vendor` holds, or will, with a rank-4 view of it. Strided tensors and those of 2**31 elements or more
  * get none: no call takes them. */
 static int describe(pbn_tensor *tensor, int dtype, int rank, const int64_t *dims, const int64_t *strides) {
-    pbn_tensor next = {.vendor = tensor->vendor, .owned = tensor->owned, .dtype = dtype, .rank = rank};
+    pbn_tensor next = pbn_described(dtype, rank, dims, strides);
     int status = PBN_OK;
-    next.layout = pbn_layout_of(rank, dims, strides);
-    memcpy(next.dims, dims, (size_t)rank * sizeof *dims);
-    memcpy(next.strides, strides, (size_t)rank * sizeof *strides);
+    next.vendor = tensor->vendor;
+    next.owned = tensor->owned;
     if (rank > 0 && next.layout != PBN_STRIDED && pbn_numel(rank, dims) <= INT_MAX)
         status = new_view_4d(&next.compute, dtype, rank, dims, next.layout);
     if (status == PBN_OK)

@@ -17,8 +17,8 @@
 
 #include "api.h"
 
-#define PBN_DNNL_ENUMERATOR(name, number) name = number,
-enum { PBN_DNNL_CONSTANTS(PBN_DNNL_ENUMERATOR) };
+#define PBN_DNNL_ENUMERATOR(name, number, ...) name = number,
+enum { PBN_DNNL_STATUSES(PBN_DNNL_ENUMERATOR) PBN_DNNL_CONSTANTS(PBN_DNNL_ENUMERATOR) };
 #undef PBN_DNNL_ENUMERATOR
 
 /* ------------------------------------------------------------------ library */
@@ -212,41 +212,29 @@ static void all_threads(int threads) {
         api.omp_set_num_threads(threads);
 }
 
+/* By number: dnnl_status_t has no gaps. */
+static const struct {
+    const char *name;
+    int class;
+} statuses[] = {
+#define PBN_DNNL_STATUS(name, number, family) [number] = {#name, PBN_CLASS_##family},
+    PBN_DNNL_STATUSES(PBN_DNNL_STATUS)
+#undef PBN_DNNL_STATUS
+};
+
+static int is_known(int status) {
+    return status >= 0 && status < (int)(sizeof statuses / sizeof statuses[0]);
+}
+
 static const char *status_name(int status) {
-#define NAME(name) \
-    case name: return #name;
-    switch (status) {
-        NAME(dnnl_success)
-        NAME(dnnl_out_of_memory)
-        NAME(dnnl_invalid_arguments)
-        NAME(dnnl_unimplemented)
-        NAME(dnnl_last_impl_reached)
-        NAME(dnnl_runtime_error)
-        NAME(dnnl_not_required)
-        NAME(dnnl_invalid_graph)
-        NAME(dnnl_invalid_graph_op)
-        NAME(dnnl_invalid_shape)
-        NAME(dnnl_invalid_data_type)
-    }
-#undef NAME
+    if (is_known(status))
+        return statuses[status].name;
     const char *text = status > 0 && loaded && api.dnnl_status2str ? api.dnnl_status2str(status) : NULL;
     return text != NULL ? text : "unknown dnnl_status_t";
 }
 
 static int status_class(int status) {
-    switch (status) {
-    case dnnl_success: return PBN_CLASS_SUCCESS;
-    case dnnl_out_of_memory: return PBN_CLASS_ALLOCATION;
-    case dnnl_invalid_arguments:
-    case dnnl_invalid_graph:
-    case dnnl_invalid_graph_op:
-    case dnnl_invalid_shape:
-    case dnnl_invalid_data_type: return PBN_CLASS_BAD_PARAMETER;
-    case dnnl_unimplemented:
-    case dnnl_last_impl_reached: return PBN_CLASS_NOT_SUPPORTED;
-    case dnnl_runtime_error: return PBN_CLASS_EXECUTION;
-    default: return PBN_CLASS_INTERNAL;
-    }
+    return is_known(status) ? statuses[status].class : PBN_CLASS_INTERNAL;
 }
 
 /* oneDNN keeps no error text; for its statuses the name of the failing call is all there is. */
@@ -375,16 +363,11 @@ static int tensor_destroy(pbn_tensor *t) {
 }
 
 static int tensor_set(pbn_tensor *t, int dtype, int rank, const int64_t *dims, const int64_t *strides) {
-    int64_t kept_dims[PBN_MAX_RANK], kept_strides[PBN_MAX_RANK]; /* the caller's may lie in `t` itself */
-    void *md = NULL;
+    pbn_tensor next = pbn_described(dtype, rank, dims, strides); /* the caller's may lie in `t` itself */
     int vendor_dtype, status;
     if ((status = pbn_to_vendor_dtype(dtypes, dtype, &vendor_dtype)) != PBN_OK)
         return status;
-    for (int i = 0; i < rank; i++) {
-        kept_dims[i] = dims[i];
-        kept_strides[i] = strides[i];
-    }
-    status = failed(api.dnnl_memory_desc_create_with_strides(&md, rank, dims, vendor_dtype, strides),
+    status = failed(api.dnnl_memory_desc_create_with_strides(&next.vendor, rank, dims, vendor_dtype, strides),
                     "from dnnl_memory_desc_create_with_strides");
     if (status == dnnl_invalid_arguments)
         return pbn_refuse(PBN_E_UNSUPPORTED, "oneDNN refuses these strides: ordered by stride, each axis must step "
@@ -392,13 +375,9 @@ static int tensor_set(pbn_tensor *t, int dtype, int rank, const int64_t *dims, c
     if (status != dnnl_success)
         return status;
     status = tensor_destroy(t);
-    t->dtype = dtype;
-    t->rank = rank;
-    memcpy(t->dims, kept_dims, sizeof *kept_dims * (size_t)rank);
-    memcpy(t->strides, kept_strides, sizeof *kept_strides * (size_t)rank);
-    t->vendor = t->compute = md;
-    t->owned = 1;
-    t->layout = pbn_layout_of(rank, t->dims, t->strides);
+    next.compute = next.vendor;
+    next.owned = 1;
+    *t = next;
     return status;
 }
 
@@ -439,20 +418,17 @@ static int tensor_get(const pbn_tensor *t, int *dtype, int *rank, int64_t *dims,
 
 static int tensor_borrow(void *md, pbn_tensor *t) {
     int dtype = 0, rank = 0;
+    int64_t dims[PBN_MAX_RANK], strides[PBN_MAX_RANK];
     memset(t, 0, sizeof *t);
-    int status = describe(md, &dtype, &rank, t->dims, t->strides);
-    for (int i = 0; status == PBN_OK && i < rank; i++)
-        if (t->dims[i] < 1 || t->strides[i] < 1)
-            status = pbn_refuse(PBN_E_UNSUPPORTED, "the memory descriptor has a size or stride that is below 1 or set "
-                                                   "at run time");
-    if (status != PBN_OK) {
-        memset(t, 0, sizeof *t);
+    int status = describe(md, &dtype, &rank, dims, strides);
+    if (status != PBN_OK)
         return status;
-    }
-    t->dtype = dtype;
-    t->rank = rank;
+    for (int i = 0; i < rank; i++)
+        if (dims[i] < 1 || strides[i] < 1)
+            return pbn_refuse(PBN_E_UNSUPPORTED, "the memory descriptor has a size or stride that is below 1 or set at "
+                                                 "run time");
+    *t = pbn_described(dtype, rank, dims, strides);
     t->vendor = t->compute = md;
-    t->layout = pbn_layout_of(rank, t->dims, t->strides);
     return PBN_OK;
 }
 
