@@ -326,15 +326,13 @@ def optional_pointer(value: object, argument: str) -> int:
     return 0 if value is None else _address(value, argument)
 
 
-_QUERIES = {"raw": 0, "nonblocking": 1, "blocking": 2}  # pbn_query of shim.h
-
-
 def runtime_query(value: object) -> int:
-    """Read the word that says when a recorded error is read."""
-    name = str.__str__(value) if issubclass(type(value), str) else None
-    if name not in _QUERIES:
-        raise ArgumentError("mode", value, " | ".join(_QUERIES))
-    return _QUERIES[name]
+    """Read the word that says when a recorded error is read: a pbn_query of shim.h."""
+    words = "raw", "nonblocking", "blocking"
+    name = str.__str__(value) if issubclass(type(value), str) else ""
+    if name not in words:
+        raise ArgumentError("mode", value, " | ".join(words))
+    return words.index(name)
 
 
 def algorithm(value: object, names: Collection[str], numbered: Collection[str] = ()) -> str:

@@ -49,23 +49,12 @@ from pybnorm.operations.preparation import Checked, Recipe, operation, perform, 
 from pybnorm.operations.program import Program
 
 __all__ = [
-    "Executor",
-    "batch_norm_elemt",
-    "batch_norm_elemt_backward",
-    "batch_norm_elemt_backward_get_workspace_size",
-    "batch_norm_elemt_get_workspace_size",
-    "batch_norm_gather_stats_with_counts",
-    "batch_norm_gather_stats_with_counts_get_workspace_size",
-    "batch_norm_reduce_backward",
-    "batch_norm_reduce_backward_get_workspace_size",
-    "batch_norm_stats",
-    "batch_norm_stats_get_workspace_size",
-    "elemt",
-    "elemt_backward",
-    "gather_stats_with_counts",
-    "reduce_backward",
-    "stats",
-]
+    "Executor", "batch_norm_elemt", "batch_norm_elemt_backward", "batch_norm_elemt_backward_get_workspace_size",
+    "batch_norm_elemt_get_workspace_size", "batch_norm_gather_stats_with_counts",
+    "batch_norm_gather_stats_with_counts_get_workspace_size", "batch_norm_reduce_backward",
+    "batch_norm_reduce_backward_get_workspace_size", "batch_norm_stats", "batch_norm_stats_get_workspace_size", "elemt",
+    "elemt_backward", "gather_stats_with_counts", "reduce_backward", "stats",
+]  # fmt: skip
 
 _DTYPES = (DataType.FLOAT32, DataType.FLOAT16, DataType.BFLOAT16)
 _NULLPTR = "ACLNN_ERR_PARAM_NULLPTR, 161001"

@@ -36,11 +36,9 @@ from pybnorm.enums import DataType, Mode
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 
 __all__ = [
-    "batch_normalization_backward",
-    "batch_normalization_forward_inference",
-    "batch_normalization_forward_training",
+    "batch_normalization_backward", "batch_normalization_forward_inference", "batch_normalization_forward_training",
     "batch_normalization_forward_training_ex",
-]
+]  # fmt: skip
 
 
 def batch_normalization_forward_training(

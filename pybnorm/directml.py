@@ -41,14 +41,9 @@ from pybnorm.operations.preparation import Recipe, alias, operation, prepare
 from pybnorm.operations.program import Program, unsupported
 
 __all__ = [
-    "ACTIVATIONS",
-    "Activation",
-    "batch_normalization",
-    "batch_normalization_grad",
-    "batch_normalization_training",
-    "batch_normalization_training_grad",
-    "workspace_size",
-]
+    "ACTIVATIONS", "Activation", "batch_normalization", "batch_normalization_grad", "batch_normalization_training",
+    "batch_normalization_training_grad", "workspace_size",
+]  # fmt: skip
 
 Dims = tuple[int, ...]
 _OPERATORS: dict[str, Recipe] = {}

@@ -16,32 +16,12 @@ from pybnorm._text import one_line, visible
 from pybnorm._words import meant
 
 __all__ = [
-    "AllocationError",
-    "ArgumentError",
-    "ArgumentTypeError",
-    "BackendError",
-    "BadParameterError",
-    "BusyError",
-    "ClosedError",
-    "ContextLostError",
-    "ExecutionError",
-    "InternalError",
-    "KnownDefectWarning",
-    "LibraryError",
-    "LibraryLoadError",
-    "LibraryNotFoundError",
-    "LibraryVersionError",
-    "NotInitializedError",
-    "NotSupportedError",
-    "PybnormError",
-    "RankError",
-    "SymbolNotFoundError",
-    "UnseenLibraryWarning",
-    "UnsupportedError",
-    "VendorError",
-    "VersionMismatchError",
-    "WorkspaceError",
-]
+    "AllocationError", "ArgumentError", "ArgumentTypeError", "BackendError", "BadParameterError", "BusyError",
+    "ClosedError", "ContextLostError", "ExecutionError", "InternalError", "KnownDefectWarning", "LibraryError",
+    "LibraryLoadError", "LibraryNotFoundError", "LibraryVersionError", "NotInitializedError", "NotSupportedError",
+    "PybnormError", "RankError", "SymbolNotFoundError", "UnseenLibraryWarning", "UnsupportedError", "VendorError",
+    "VersionMismatchError", "WorkspaceError",
+]  # fmt: skip
 
 
 class PybnormError(Exception):

@@ -72,24 +72,14 @@ from pybnorm.errors import ArgumentError, ArgumentTypeError
 from pybnorm.miopen import arguments
 
 __all__ = [
-    "ActivationDescriptor",
-    "ActivationMode",
-    "batch_norm_backward_activation",
-    "batch_norm_forward_inference_activation",
-    "batch_norm_forward_inference_activation_inv_variance",
-    "batch_norm_forward_training_activation",
-    "batch_norm_forward_training_activation_v2",
-    "batch_normalization_backward",
-    "batch_normalization_backward_v2",
-    "batch_normalization_forward_inference",
-    "batch_normalization_forward_inference_inv_variance",
-    "batch_normalization_forward_inference_v2",
-    "batch_normalization_forward_training",
-    "batch_normalization_forward_training_v2",
-    "batch_normalization_forward_training_v3",
-    "cumulative_average_factor",
-    "derive_bn_tensor_descriptor",
-]
+    "ActivationDescriptor", "ActivationMode", "batch_norm_backward_activation",
+    "batch_norm_forward_inference_activation", "batch_norm_forward_inference_activation_inv_variance",
+    "batch_norm_forward_training_activation", "batch_norm_forward_training_activation_v2",
+    "batch_normalization_backward", "batch_normalization_backward_v2", "batch_normalization_forward_inference",
+    "batch_normalization_forward_inference_inv_variance", "batch_normalization_forward_inference_v2",
+    "batch_normalization_forward_training", "batch_normalization_forward_training_v2",
+    "batch_normalization_forward_training_v3", "cumulative_average_factor", "derive_bn_tensor_descriptor",
+]  # fmt: skip
 
 
 _P = ParamSpec("_P")
