@@ -16,8 +16,8 @@ from pathlib import Path
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
-# A backend is a folder whose adapter.c includes the others; native has a file for each kind of GPU, too.
-ADAPTERS = ("*/adapter.c", "native/cuda.c", "native/hip.c")
+# A vendor is one file, or one folder whose adapter.c includes the others; native has a file for each kind of GPU, too.
+ADAPTERS = ("*.c", "*/adapter.c", "native/cuda.c", "native/hip.c")
 BACKENDS = sorted(str(p) for glob in ADAPTERS for p in Path("pybnorm/backends").glob(glob))
 INCLUDED = (*Path("include").rglob("*.h"), *Path("pybnorm/backends").glob("*/*.*"), *Path("pybnorm/_core").glob("*"))
 
