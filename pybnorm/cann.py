@@ -14,6 +14,7 @@ one call
 Arguments are CANN's in snake_case, in CANN's order, after the handle. What all of them require, as CANN does: float32,
 float16 or bfloat16; input and what has its shape of rank 2 to 8 with the channels on axis 1, at least one; vectors of
 shape (C,), each of its own dtype. Any strides without overlap, of vectors too; the vectors are packed on the device.
+What computes, and whose workspace is needed, is the operation of the same name in `pybnorm.operations`.
 
 An error's text ends in the status that CANN gives for the same mistake: 161001, ``ACLNN_ERR_PARAM_NULLPTR``, or 161002,
 ``ACLNN_ERR_PARAM_INVALID``. Where CANN's pages, releases and chips disagree, the functions say what holds here.
@@ -273,8 +274,7 @@ def reduce_backward(
     For an empty batch CANN's newest chips write zeros, as is done here, and others leave the outputs as they were. CANN
     does not compare the shapes of `grad_out` and `input`; here they must be equal. Memory layouts need not be.
 
-    Calls (`pybnorm.operations`): backward_reduce; axpby for vectors that are not contiguous.
-    Workspace: that of backward_reduce, which includes an array of x's size.
+    Workspace: includes an array of x's size.
 
     Examples
     --------
@@ -342,8 +342,6 @@ def stats(p: Program, input: Any, eps: float, mean: Any, invstd: Any, *, workspa
     For an empty batch both are 0 here; CANN's `invstd` is NaN then. Neither is read by `gather_stats_with_counts` where
     the rank's count is 0.
 
-    Calls (`pybnorm.operations`): stats; fill for an empty batch. Workspace: that of stats.
-
     Examples
     --------
     >>> x, (mean, invstd) = np.float32([[[1, 2, 3]]]), np.empty((2, 1), np.float32)
@@ -407,9 +405,7 @@ def gather_stats_with_counts(
     ``1 / invstd**2 - eps`` has few digits where eps is much larger than the variance. That is in the interface;
     `pybnorm.operations.gather_stats` takes sums of squares instead and has them all.
 
-    Calls (`pybnorm.operations`): variance_from_inverse, gather_stats; convert for 16-bit rows, axpby for arrays that
-    are not contiguous.
-    Workspace: 1 to 3 float32 arrays of (R, C), and what the calls ask for.
+    Workspace: 1 to 3 float32 arrays of (R, C), and what `gather_stats` of `pybnorm.operations` asks for.
 
     Examples
     --------
@@ -478,10 +474,6 @@ def elemt(
     output : array, shape and dtype of `input`
         Written.
 
-    Notes
-    -----
-    Calls (`pybnorm.operations`): elemt; axpby for vectors that are not contiguous. Workspace: that of elemt.
-
     Examples
     --------
     >>> x, output = np.float32([[[1, 2, 3]]]), np.empty((1, 1, 3), np.float32)
@@ -535,9 +527,6 @@ def elemt_backward(
     -----
     CANN's page multiplies only the second difference by ``invstd * weight``; its kernel, PyTorch's
     ``batch_norm_backward_elemt`` and the gradient multiply both.
-
-    Calls (`pybnorm.operations`): backward_elemt; axpby for vectors that are not contiguous.
-    Workspace: that of backward_elemt.
 
     Examples
     --------
