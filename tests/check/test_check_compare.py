@@ -255,7 +255,7 @@ def test_what_changed_between_two_versions(tmp_path):
     ]
     assert [changes[line] for line in lines] == expected
     assert changes[kappa] == Change.WARNED
-    assert {c.case for c in found.regressions} == {lines[1], lines[4], lines[7]}
+    assert {c.case for c in found.cases if c.change.regression} == {lines[1], lines[4], lines[7]}
     assert pair.changes["newly failing"] == 2
     assert pair.worse == 2  # the moved one and the one-pass one
     assert pair.better == 0
@@ -418,7 +418,7 @@ def test_files_without_outputs_are_compared_by_status(tmp_path):
     make_run(tmp_path / "b", "cudnn", LINES, (2, 0), status=fails.get)
     found, pair = only_pair(tmp_path / "a" / "run.json", tmp_path / "b" / "run.json")
     assert pair.outcomes == {"differ": 1, "agree": 2}
-    assert [c.case for c in found.regressions] == LINES[:1]
+    assert [c.case for c in found.cases if c.change.regression] == LINES[:1]
     assert found.exit_status == 1
     assert any("A is a file without outputs" in notice for notice in found.notices)
     assert only_pair(tmp_path / "a", tmp_path / "a" / "run.json")[1].outcomes == {"agree": 3}

@@ -49,31 +49,6 @@ from pybnorm.check.run import archive
 from pybnorm.errors import ArgumentError
 from pybnorm.reference.namespaces import Array
 
-__all__ = [
-    "ACCURACY",
-    "REFERENCE_ALONE",
-    "Alone",
-    "CasePair",
-    "Change",
-    "Comparison",
-    "Difference",
-    "Lost",
-    "Outcome",
-    "OutputPair",
-    "Pair",
-    "Run",
-    "bits_text",
-    "compare",
-    "compare_outputs",
-    "difference_cells",
-    "is_run",
-    "lost_text",
-    "nearer_text",
-    "output_text",
-    "read",
-]
-
-
 REFERENCE = "reference"
 ACCURACY = 1.1
 """Factor between two worst ratios from which one is called better."""
@@ -178,13 +153,7 @@ class Side:
 
 
 def read(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
-    """The runs at `paths`: folders of ``check --save`` or files of ``check --json``.
-
-    Raises
-    ------
-    ArgumentError
-        One is neither.
-    """
+    """The runs at `paths`: folders of ``check --save`` or files of ``check --json``. Raises ArgumentError: none."""
     runs = []
     for number, path in enumerate(_arguments.items(paths, "paths", "a sequence of paths", 1 << 20)):
         document = _shown(archive.read_run(path))
@@ -385,10 +354,9 @@ class Comparison:
     allow_known: bool = False
     """Known defects do not make the exit status 1."""
 
-    @property
-    def regressions(self) -> list[CasePair]:
-        """Cases that fail or are refused, and were not in the earlier run of the same backend."""
-        return [c for c in self.cases if c.change.regression]
+    def of(self, pair: Pair) -> list[CasePair]:
+        """The cases of a pair."""
+        return [c for c in self.cases if (c.first, c.second) == (pair.first, pair.second)]
 
     def __repr__(self) -> str:
         names = ", ".join(run.name for run in self.runs)
@@ -427,21 +395,10 @@ class Comparison:
 def compare(
     runs: Sequence[Run], progress: Callable[[int, int], object] = lambda done, total: None, allow_known: bool = False
 ) -> Comparison:
-    """Compare every two sides of `runs`, of one run too.
+    """Compare every two sides of `runs`, of one run too; changes are told from an earlier run to a later one.
 
-    Parameters
-    ----------
-    runs : sequence of Run
-        Earlier versions of a library first: changes are told from an earlier argument to a later one.
-    progress : callable, optional
-        Called with the number of finished cases and of all cases.
-    allow_known : bool, optional
-        Known defects do not make the exit status 1.
-
-    Raises
-    ------
-    ArgumentError
-        An output file is damaged.
+    `progress` is called with the number of finished cases and of all cases. With `allow_known`, known defects do not
+    make the exit status 1. Raises ArgumentError: an output file is damaged.
     """
     sides = [Side(run, info) for run in runs for info in run.backends.values()]
     sides = [side for side in sides if any(side.has(r) for r in side.run.results.values())]
@@ -720,20 +677,7 @@ def compare_outputs(
 ) -> OutputPair:
     """Judge the difference of two sides' values of one output by the sum of the bounds of their classes.
 
-    Parameters
-    ----------
-    expected : Expected
-    output : str
-        A key of ``expected.outputs``.
-    values : pair of ndarray
-        As stored, in logical order.
-    classes : pair of Tier
-        Of `pybnorm.check.judging.bounds.tiers`: the class that each side is held to.
-
-    Raises
-    ------
-    ArgumentError
-        An array is not of the output's shape.
+    `values` are as stored, in logical order. Raises ArgumentError: an array is not of the output's shape.
     """
     shape = expected.outputs[output].shape
     for array in values:

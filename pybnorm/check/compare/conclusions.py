@@ -50,7 +50,7 @@ def _names(comparison: Comparison) -> dict[str, str]:
 
 
 def _pair(comparison: Comparison, pair: Pair, names: dict[str, str]) -> Found:
-    own = [c for c in comparison.cases if (c.first, c.second) == (pair.first, pair.second)]
+    own = comparison.of(pair)
     counts = Counter(c.outcome for c in own)
     compared = len(own) - counts[Outcome.REFUSED]
     first, second = names.get(pair.first, pair.first), names.get(pair.second, pair.second)

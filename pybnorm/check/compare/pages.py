@@ -27,8 +27,9 @@ def write_comparison(target: str | os.PathLike[str] | IO[str], comparison: compa
     for pair in comparison.pairs:
         if pair.kind != "vendors":
             order = list(compare.Change)
-            own = [c for c in cases if (c.first, c.second) == (pair.first, pair.second)]
-            changed = sorted((c for c in own if c.change != compare.Change.NONE), key=lambda c: order.index(c.change))
+            changed = sorted(
+                (c for c in comparison.of(pair) if c.change != compare.Change.NONE), key=lambda c: order.index(c.change)
+            )
             changes.append({"pair": pair, "cases": changed[:LISTED], "left_out": max(0, len(changed) - LISTED)})
     panels: dict[str, list[plots.Point]] = {}
     for i, case in enumerate(listed):

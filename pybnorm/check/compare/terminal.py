@@ -28,6 +28,7 @@ from pybnorm.check.compare.comparison import (
     output_text,
 )
 from pybnorm.check.judging.results import cases_text, ratio_text, version_text
+from pybnorm.check.report.console import print_points
 
 STYLES = {
     Outcome.REFUSED: "cyan",
@@ -88,7 +89,7 @@ def _print_changes(console: Console, comparison: Comparison, pair: Pair, verbose
     """The changes between two runs of one backend."""
     if pair.kind == "vendors":
         return
-    own = [c for c in comparison.cases if (c.first, c.second) == (pair.first, pair.second)]
+    own = comparison.of(pair)
     if not own:
         return
     title = f"{pair.first} to {pair.second} ({pair.kind})"
@@ -141,14 +142,9 @@ def _print_beyond(console: Console, comparison: Comparison, verbose: bool) -> No
 def _print_output(console: Console, case: CasePair, output: OutputPair, most: int | None) -> None:
     text = f"  {output.output}: {output_text(output)}"
     console.print(text, markup=False, highlight=False)
-    if not output.worst:
-        return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2))
-    for title in ("index", "reference", case.first, case.second, f"bound ({'+'.join(output.classes)})", "ratio"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for point in output.worst[:most]:
-        table.add_row(*difference_cells(point))
-    console.print(table)
+    if output.worst:
+        titles = ("index", "reference", case.first, case.second, f"bound ({'+'.join(output.classes)})", "ratio")
+        print_points(console, titles, map(difference_cells, output.worst[:most]))
 
 
 def _print_alone(console: Console, comparison: Comparison, verbose: bool) -> None:

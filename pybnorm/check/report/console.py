@@ -7,6 +7,7 @@ from typing import Any
 
 import rich.console
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Span, Text
 
 from pybnorm._text import visible
@@ -30,6 +31,16 @@ class Console(rich.console.Console):
         if isinstance(renderable, Text) and visible(renderable.plain) != renderable.plain:
             renderable = _shown(renderable)
         return super().render(renderable, options)
+
+
+def print_points(console: rich.console.Console, titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    """A table of the worst elements of an output."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2))
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
 def _shown(text: Text) -> Text:

@@ -36,6 +36,7 @@ from pybnorm.check.judging.results import (
 )
 from pybnorm.check.language import vendor_lines
 from pybnorm.check.report.conclusions import conclusions, known_text
+from pybnorm.check.report.console import print_points
 from pybnorm.check.run.support import NEWLY_UNSUPPORTED, NO_LONGER_REPEATABLE
 
 STYLES = {
@@ -84,10 +85,12 @@ def shown(info: BackendInfo) -> BackendInfo:
     return dataclasses.replace(info, **texts)
 
 
-def print_attempts(console: Console, info: BackendInfo) -> None:
-    """Every file that was tried, and why it could not be used."""
+def print_attempts(console: Console, info: BackendInfo, whole: bool = False) -> None:
+    """Every file that was tried, and why it could not be used; if `whole`, how to have the library too."""
     for how, file, why in info.attempts:
         console.print(one_line(f"    {how}: {file}: {why}"), soft_wrap=True, markup=False)
+    if whole and info.hint:
+        console.print(f"    to have it: {info.hint}", markup=False, soft_wrap=True)
 
 
 def print_results(console: Console, results: Sequence[CaseResult], verbose: bool = False) -> None:
@@ -229,12 +232,7 @@ def _print_verdict(console: Console, verdict: Verdict, whole: bool) -> None:
     console.print(f"  {verdict.output}: {verdict_text(verdict)}", markup=False, highlight=False, soft_wrap=True)
     if verdict.status == Status.PASS or not (whole and verdict.worst):
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2))
-    for title in point_titles(verdict):
-        table.add_column(title, justify="right", no_wrap=True)
-    for point in verdict.worst:
-        table.add_row(*point_cells(point))
-    console.print(table)
+    print_points(console, point_titles(verdict), map(point_cells, verdict.worst))
 
 
 def print_totals(console: Console, results: Sequence[CaseResult], seconds: float, notes: Iterable[str] = ()) -> None:

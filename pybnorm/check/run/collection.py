@@ -33,8 +33,6 @@ from pybnorm.devices import device_for, hip
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, PybnormError
 
-__all__ = ["SECONDS", "bench", "collected", "without_names"]
-
 SECONDS = 180
 """Seconds that all commands together may take."""
 _LAST = 15
@@ -87,21 +85,10 @@ def _user() -> str:
 
 
 def collected(backend: str | None, seconds: float = SECONDS, step: Callable[[str], object] = str) -> dict[str, str]:
-    """Run what a report needs.
+    """Run what a report needs: texts by file name. ``run.json`` is there where a case was done.
 
-    Parameters
-    ----------
-    backend : str or None
-        Check this one alone; None: every one that is here.
-    seconds : float
-        The check is interrupted where it takes longer.
-    step : callable
-        Is given each command before it runs.
-
-    Returns
-    -------
-    dict
-        Texts by file name. ``run.json`` is there where a case was done.
+    `backend`: check this one alone. `seconds`: the check is interrupted where it takes longer. `step` is given each
+    command before it runs, and the time left.
     """
     end = time.monotonic() + seconds
     found = {"README.txt": _README, "miopen.txt": _databases(), "bench.txt": ""}

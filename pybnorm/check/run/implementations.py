@@ -212,6 +212,14 @@ _PAIRS = {"saved": ("saved_mean", "saved_inv_variance"), "running": ("running_me
 """Fields of a problem without which training has no such results."""
 
 
+def _choice(spec: str, target: Any, name: str, allowed: Collection[str]) -> str:
+    """An attribute that is one of a few words; the first where it is left out."""
+    value = getattr(target, name, next(iter(allowed)))
+    if not isinstance(value, str) or value not in allowed:
+        raise ArgumentError(f"{spec}.{name}", value, " | ".join(allowed))
+    return value
+
+
 class Declarations:
     """The attributes of an object that say what it claims (`pybnorm.check.run.implementations`)."""
 
@@ -225,9 +233,7 @@ class Declarations:
         self.unbiased = getattr(target, "unbiased", True)
         if not isinstance(self.unbiased, bool):
             raise ArgumentError(f"{spec}.unbiased", self.unbiased, "True | False")
-        self.saved = getattr(target, "saved", _SAVED[0])
-        if self.saved not in _SAVED:
-            raise ArgumentError(f"{spec}.saved", self.saved, " | ".join(_SAVED))
+        self.saved = _choice(spec, target, "saved", _SAVED)
         self.minimum = getattr(target, "minimum", {})
         known = isinstance(self.minimum, Mapping) and all(
             name in _LEAST and isinstance(value, (int, float)) for name, value in self.minimum.items()
@@ -329,8 +335,8 @@ class Implementation:
         numbers = re.match(r"\d+(\.\d+)*", text)
         self.version = tuple(int(n) for n in numbers[0].split(".")) if numbers else ()
         self.path = getattr(module, "__file__", None) or spec
-        self.arrays = self._attribute("arrays", ARRAYS)
-        self.device = self._attribute("device", DEVICES if self.arrays != "cupy" else ("cuda",))
+        self.arrays = _choice(spec, target, "arrays", ARRAYS)
+        self.device = _choice(spec, target, "device", DEVICES if self.arrays != "cupy" else ("cuda",))
         if self.arrays == "numpy" and self.device != "cpu":
             raise ArgumentError(f"{spec}.device", self.device, "cpu with arrays='numpy'")
         self.framework = _FRAMEWORKS[self.arrays](self.device)
@@ -355,12 +361,6 @@ class Implementation:
         if isinstance(found, str):
             raise CallError(Status.UNSUPPORTED, f"{self.name} {found}")
         return found
-
-    def _attribute(self, name: str, words: Any) -> str:
-        value = getattr(self.target, name, next(iter(words)))
-        if not isinstance(value, str) or value not in words:
-            raise ArgumentError(f"{self.spec}.{name}", value, " | ".join(words))
-        return value
 
     @property
     def device_type(self) -> int:

@@ -78,11 +78,9 @@ def run_case(problem: Problem, session: Session, keep: str | None = None) -> Cas
     try:
         problem = session.claimed(problem)
         if problem.streams > 1 and session.device.device_type == CPU:
-            result.status, result.message = Status.UNSUPPORTED, f"streams={problem.streams}: a CPU has no streams"
-            return result
+            raise CallError(Status.UNSUPPORTED, f"streams={problem.streams}: a CPU has no streams")
         if problem.fence and (why := fence.reason(session.device.device_type)):
-            result.status, result.message = Status.UNSUPPORTED, f"fence={problem.fence}: {why}"
-            return result
+            raise CallError(Status.UNSUPPORTED, f"fence={problem.fence}: {why}")
         judge_on = judge_devices.chosen(problem, session.device)
         result.judge = judge_on.name if judge_on else "numpy"
         capability = session.capability(problem)

@@ -55,7 +55,8 @@ LOST = (NEWLY_UNSUPPORTED, NO_LONGER_REPEATABLE)
 
 _LAYOUTS = {Layout.CHANNELS_FIRST: "nchw", Layout.CHANNELS_LAST: "nhwc", Layout.STRIDED: "strides"}
 _ANY_WAY = ("", "auto", "fast", "plain")  # a supported combination runs with these; other algorithms may refuse it
-_KINDS = ("operations", "modes", "dtypes", "layouts", "algorithms", "saved")
+_WORDS = ("operations", "modes", "dtypes", "layouts")
+_KINDS = (*_WORDS, "algorithms", "saved")
 VARIABLE = "PYBNORM_CLAIMS"
 """Names a folder with records of the user's own."""
 _FACTORS = (1e-30, 1e30)  # magnitudes that every backend can read, whatever type its factors have
@@ -93,15 +94,9 @@ def claimed(record: Mapping[str, Any], problem: Problem) -> bool:
         return False
     if _arguments.span(problem.dims, problem.strides) >= elements or not _ordinary(problem):
         return False
-    blends = _factors(problem) != (1, 0, 1, 0)
-    mode = next(word for word, value in MODES.items() if value == problem.mode)
+    kind, blends = _kind(problem), _factors(problem) != (1, 0, 1, 0)
     return any(
-        problem.word in c["operations"]
-        and mode in c["modes"]
-        and problem.dtype.short in c["dtypes"]
-        and _LAYOUTS[problem.layout] in c["layouts"]
-        and len(problem.dims) in c["ranks"]
-        and (c["blends"] or not blends)
+        all(kind[n] in c[n] for n in _WORDS) and len(problem.dims) in c["ranks"] and (c["blends"] or not blends)
         for c in record["combinations"]
     )
 
@@ -114,20 +109,22 @@ def _ordinary(problem: Problem) -> bool:
     """Tell whether it is of the calls that combinations are recorded of."""
     if problem.fill in ("range", "special"):
         return False  # an adapter may refuse the values: statistics that another form of them cannot hold
-    given = problem.inplace, problem.activation, problem.inverse, problem.misalign, problem.saves_variance
-    if any(given) or problem.algorithm not in _ANY_WAY or problem.streams > 1 or not problem.unbiased:
+    given = problem.misalign, problem.saves_variance, problem.streams > 1
+    if problem.algorithm not in _ANY_WAY or any(given) or not problem.unbiased or not _plain(problem):
         return False
     if problem.parameter_dtype != _arguments.derived_data_type(problem.dtype):
         return False
     return all(not f or _FACTORS[0] <= abs(f) <= _FACTORS[1] for f in _factors(problem))
 
 
+def _plain(problem: Problem) -> bool:
+    return not (problem.inplace or problem.activation or problem.inverse)
+
+
 def repeatable(record: Mapping[str, Any], problem: Problem) -> bool:
     """Tell whether a record says that equal calls of `problem` give the same bits."""
-    if problem.inplace or problem.activation or problem.inverse:
-        return False
     kind = _kind(problem)
-    return any(
+    return _plain(problem) and any(
         math.prod(problem.dims) <= row["elements"] and all(value in row[name] for name, value in kind.items())
         for row in record.get("repeatable", ())
     )
@@ -193,7 +190,6 @@ def read(argument: str, file: Path) -> list[dict[str, Any]]:
     return found
 
 
-_WORDS = ("operations", "modes", "dtypes", "layouts")
 _RECORD: dict[str, Any] = {
     "first": [int],
     "last": ([int], type(None)),
@@ -231,10 +227,10 @@ def of_run(
         kind = _kind(problem)
         if _ordinary(problem):
             blends = _factors(problem) != (1, 0, 1, 0)
-            key = *(kind[name] for name in ("operations", "modes", "dtypes", "layouts")), len(problem.dims), blends
+            key = *(kind[name] for name in _WORDS), len(problem.dims), blends
             ran[key] = ran.get(key, True) and result.status != Status.UNSUPPORTED
             reach = max(reach, _arguments.span(problem.dims, problem.strides))
-        if result.repeat and result.status.good and not (problem.inplace or problem.activation or problem.inverse):
+        if result.repeat and result.status.good and _plain(problem):
             key = tuple(kind.values())
             equal[key] = equal.get(key, True) and result.repeat == "equal"
             largest[key] = max(largest.get(key, 0), math.prod(problem.dims))
