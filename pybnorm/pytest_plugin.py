@@ -77,7 +77,7 @@ class Case(pytest.Item):
     def setup(self) -> None:
         """Run the case, if no process has done so yet. A case that could not run is an error, not a failed test."""
         self._result = self._runs.result(self.problem)
-        texts = [_printed(terminal.print_backends, [self._runs.info]), _printed(_print_result, self._result)]
+        texts = [_printed(terminal.print_backends, [self._runs.info]), _printed(terminal.print_details, [self._result])]
         self._text = "\n".join(texts)
         if self._result.status == Status.ERROR:
             pytest.fail(self._text, pytrace=False)
@@ -104,10 +104,6 @@ class Case(pytest.Item):
     def reportinfo(self) -> tuple[Any, None, str]:
         """No file, and a headline."""
         return self.config.rootpath / ROOT, None, f"{self._runs.info.backend} {self.name}"
-
-
-def _print_result(console: Console, result: CaseResult) -> None:
-    terminal.print_details(console, [result])
 
 
 def _short(result: CaseResult) -> str:
@@ -154,9 +150,7 @@ def _print_absent(console: Console, infos: Sequence[BackendInfo]) -> None:
     for info in infos:
         terminal.print_backends(console, [info])
         if not info.override:  # else print_backends has printed the attempts
-            terminal.print_attempts(console, info)
-        if info.hint:
-            console.print(f"    to have it: {info.hint}", markup=False, soft_wrap=True)
+            terminal.print_attempts(console, info, whole=True)
 
 
 # ---------------------------------------------------------------- running
@@ -205,10 +199,7 @@ class _Runs:
 class Plugin:
     """The hooks, registered for a run that has cases.
 
-    Raises
-    ------
-    pytest.UsageError
-        A suite, case or backend that does not exist, or options that exclude each other.
+    Raises UsageError: a suite, case or backend that does not exist, or options that exclude each other.
     """
 
     def __init__(self, config: pytest.Config) -> None:

@@ -10,8 +10,6 @@ import click
 
 import pybnorm
 
-__all__ = ["bench"]
-
 
 class _AbsentError(click.ClickException):
     exit_code = 2

@@ -9,6 +9,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -28,12 +29,13 @@ from pybnorm.check.judging.results import (
     not_run,
     version_text,
 )
+from pybnorm.check.language import vendor_lines
 from pybnorm.check.language.data import read
 from pybnorm.check.language.lines import load_suite, packaged_suites, select
 from pybnorm.check.language.problem import RANDOM, Problem
 from pybnorm.check.report import terminal
 from pybnorm.check.report.console import Console
-from pybnorm.check.run import executors, judge_devices, support
+from pybnorm.check.run import archive, executors, judge_devices, support
 from pybnorm.check.run.session import open_session
 from pybnorm.check.run.whole_run import WholeRun
 from pybnorm.check.run.worker import Worker, check_timeout, failed
@@ -42,10 +44,7 @@ from pybnorm.cli.sections import Sectioned
 from pybnorm.errors import ArgumentError
 from pybnorm.reference import namespaces
 
-__all__ = ["check"]
-
 REQUIRE = "PYBNORM_REQUIRE"
-_EXPLAIN = ("explained", "backends", "library", "implementations", "json_target", "timeout")
 _BESIDE = ("--backend", "--library", "--implementation", "--timeout", "--json", "--judge")
 _DRAWN = 20
 """Cases with a drawn seed that are printed before the run; the report has all."""
@@ -79,17 +78,7 @@ def _export(context: click.Context, variable: str, value: str) -> None:
     context.call_on_close(own if before is None else lambda: os.environ.update({variable: before}))
 
 
-_SECTIONS = {
-    "What to run": (
-        "--backend", "--library", "--implementation", "--suite", "--case", "--shapes", "--from", "--data", "--shard",
-        "--list", "--list-suites", "--explain",
-    ),
-    "How": (
-        "--jobs", "--timeout", "--executor", "--same", "--scheduler-timeout", "--judge", "--fail-fast", "--allow-known",
-        "--strict", "--require", "--require-claims",
-    ),
-    "What to write": ("--json", "--markdown", "--junit", "--html", "--save", "--resume", "--verbose"),
-}  # fmt: skip
+_SECTIONS = {"What to run": "--backend", "How": "--jobs", "What to write": "--json", "Other options": "--help"}
 
 
 @click.command(cls=Sectioned, sections=_SECTIONS, short_help="Judge libraries, or your own kernel, by an error bound.")
@@ -109,13 +98,6 @@ _SECTIONS = {
     help="Python object to run as if it were a library; may be repeated.",
 )
 @click.option(
-    "--case",
-    "cases",
-    multiple=True,
-    shell_complete=completion.cases,
-    help="Problem line; a/b in a token means both. May be repeated.",
-)
-@click.option(
     "--suite",
     "suites",
     multiple=True,
@@ -123,31 +105,17 @@ _SECTIONS = {
     help="Named suite, or a file of problem lines. May be repeated.",
 )
 @click.option(
+    "--case",
+    "cases",
+    multiple=True,
+    shell_complete=completion.cases,
+    help="Problem line; a/b in a token means both. May be repeated.",
+)
+@click.option(
     "--shapes",
     multiple=True,
     metavar="random:COUNT[:SEED]",
     help="Cases of drawn shapes; the seed is printed. May be repeated.",
-)
-@click.option(
-    "--list-suites",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=lambda context, _, asked: _list_suites(context) if asked else None,
-    help="Print the suites that there are, with their numbers of cases, and run nothing.",
-)
-@click.option(
-    "--data",
-    "data",
-    metavar="FILE",
-    help="Tensors of a NumPy archive for the cases, instead of made ones; alone: which convention they follow.",
-)
-@click.option(
-    "--explain",
-    "explained",
-    metavar="CASE",
-    shell_complete=completion.cases,
-    help="Run one case and show how each output was judged.",
 )
 @click.option(
     "--from",
@@ -158,13 +126,29 @@ _SECTIONS = {
     shell_complete=completion.tools,
     help="A command of benchdnn or miopendriver, as cases. May be repeated.",
 )
+@click.option(
+    "--data",
+    "data",
+    metavar="FILE",
+    help="Tensors of a NumPy archive for the cases, instead of made ones; alone: which convention they follow.",
+)
+@click.option("--shard", metavar="K/N", help="The K-th of N equal shares of the cases, for machines without dask.")
 @click.option("--list", "only_list", is_flag=True, help="Print the problem lines and run nothing; -v: vendors' lines.")
-@output.json_option("the table")
-@output.markdown_option("the table")
-@click.option("--junit", "junit_target", metavar="FILE", help="Write JUnit XML.")
-@click.option("--html", "html_target", metavar="FILE", help="Write one self-contained page with plots.")
-@click.option("--save", "folder", metavar="DIR", help="Keep outputs and a journal, for compare and --resume.")
-@click.option("--resume", is_flag=True, help="Go on with the interrupted run in the folder of --save.")
+@click.option(
+    "--list-suites",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda context, _, asked: _list_suites(context) if asked else None,
+    help="Print the suites that there are, with their numbers of cases, and run nothing.",
+)
+@click.option(
+    "--explain",
+    "explained",
+    metavar="CASE",
+    shell_complete=completion.cases,
+    help="Run one case and show how each output was judged.",
+)
 @click.option("--jobs", type=click.IntRange(min=1), help="Processes. Default: one per core, or one per GPU.")
 @click.option(
     "--timeout",
@@ -178,7 +162,6 @@ _SECTIONS = {
     shell_complete=completion.executors,
     help="pool | process | dask[:ADDRESS].",
 )
-@click.option("--shard", metavar="K/N", help="The K-th of N equal shares of the cases, for machines without dask.")
 @click.option("--same", is_flag=True, help="Refuse nodes (dask workers) whose libraries differ.")
 @click.option(
     "--scheduler-timeout",
@@ -205,39 +188,15 @@ _SECTIONS = {
     help="Must run; as in PYBNORM_REQUIRE_DEVICE.",
 )
 @click.option("--require-claims", is_flag=True, help="A library without a record of version and device exits with 1.")
+@output.json_option("the table")
+@output.markdown_option("the table")
+@click.option("--junit", "junit_target", metavar="FILE", help="Write JUnit XML.")
+@output.html_option()
+@click.option("--save", "folder", metavar="DIR", help="Keep outputs and a journal, for compare and --resume.")
+@click.option("--resume", is_flag=True, help="Go on with the interrupted run in the folder of --save.")
 @click.option("-v", "--verbose", is_flag=True, help="Details and repro line of every case, not of failures only.")
 @click.pass_context
-def check(
-    context: click.Context,
-    backends: tuple[str, ...],
-    library: str | None,
-    implementations: tuple[str, ...],
-    cases: tuple[str, ...],
-    suites: tuple[str, ...],
-    shapes: tuple[str, ...],
-    data: str | None,
-    explained: str | None,
-    foreign: tuple[tuple[str, str], ...],
-    only_list: bool,
-    json_target: str | None,
-    markdown_target: str | None,
-    junit_target: str | None,
-    html_target: str | None,
-    folder: str | None,
-    resume: bool,
-    jobs: int | None,
-    timeout: float | None,
-    executor: str,
-    shard: str | None,
-    same: bool,
-    scheduler_timeout: float | None,
-    fail_fast: bool,
-    allow_known: bool,
-    strict: bool,
-    needed: tuple[str, ...],
-    require_claims: bool,
-    verbose: bool,
-) -> None:
+def check(context: click.Context, /, **options: Any) -> None:
     """Run cases on the vendor libraries and judge every output by its error bound.
 
     \b
@@ -258,51 +217,50 @@ def check(
       spatial|persistent|peract,f32|f64|f16|bf16,
       nchw|nhwc|strides=AxB...,NxCxHxW[,option=value...]
     """
-    from pybnorm.check.report import html
-
+    o = SimpleNamespace(**options)
     with output.usage_errors():
-        _load_from(context, library, _backends(backends, "--backend"), executor)
-    if explained is not None:
-        _explain_case(context, explained, (backends, implementations), json_target, timeout)
+        _load_from(context, o.library, _backends(o.backends, "--backend"), o.executor)
+    if o.explained is not None:
+        _explain_case(context, o)
         return
-    if data is not None and not (cases or suites or foreign or shapes):
-        _which_convention(context, data)
+    named = o.cases or o.suites or o.foreign or o.shapes
+    if o.data is not None and not named:
+        _which_convention(context, o.data)
     with output.usage_errors():
-        problems = _share(_problems((*cases, *_read(foreign), *_drawn(shapes)), suites, data), shard)
-        if only_list:
-            _list(problems, verbose)
+        problems = _share(_problems((*o.cases, *_read(o.foreign), *_drawn(o.shapes)), o.suites, o.data), o.shard)
+        if o.only_list:
+            _list(problems, o.verbose)
             return
-        asked = (*_backends(backends, "--backend"), *_implementations(implementations))
+        asked = (*_backends(o.backends, "--backend"), *_implementations(o.implementations))
         chosen = asked or pybnorm.backends()
         for name in chosen:
             support.records(name)  # before an hour is spent
         required = {variable: _required(variable) for variable in (REQUIRE, REQUIRE_DEVICE)}
-        required[REQUIRE_DEVICE] += _backends(needed, "--require")
-        if resume and folder is None:
+        required[REQUIRE_DEVICE] += _backends(o.needed, "--require")
+        if o.resume and o.folder is None:
             raise ArgumentError("--resume", True, "with --save DIR, the folder of the interrupted run")
-        if folder == "":
-            raise ArgumentError("--save", folder, "the name of a folder")
-        check_timeout("--timeout", timeout)
-        if timeout is not None and executor == "process":
-            raise ArgumentError("--timeout", timeout, "an executor other than process, which nothing could end")
-        if html_target is not None:
-            html.require()
-        judge_devices.check(here=executor in ("pool", "process"))
-        check_timeout("--scheduler-timeout", scheduler_timeout)
-        opened = executors.opened(executor, jobs=jobs, timeout=timeout or executors.TIMEOUT, connect=scheduler_timeout)
-        farm = context.with_resource(opened)
-        silent = "-" in (json_target, markdown_target)
+        if o.folder == "":
+            raise ArgumentError("--save", o.folder, "the name of a folder")
+        check_timeout("--timeout", o.timeout)
+        if o.timeout is not None and o.executor == "process":
+            raise ArgumentError("--timeout", o.timeout, "an executor other than process, which nothing could end")
+        judge_devices.check(here=o.executor in ("pool", "process"))
+        check_timeout("--scheduler-timeout", o.scheduler_timeout)
+        limits = {"timeout": o.timeout or executors.TIMEOUT, "connect": o.scheduler_timeout}
+        farm = context.with_resource(executors.opened(o.executor, jobs=o.jobs, **limits))
+        silent = "-" in (o.json_target, o.markdown_target)
         console = output.console(stderr=silent)
-        asked_for = {"json": json_target, "markdown": markdown_target, "junit": junit_target, "html": html_target}
-        targets = output.targets(context, "check", folder, **asked_for)
-        journal = _journal(context, folder, resume)
+        targets = output.targets(context, "check", o.folder)
+        journal = None if o.folder is None else context.with_resource(archive.Journal(o.folder, resume=o.resume))
     started = time.monotonic()
-    if any(f"seed={RANDOM}" in case for case in cases):
+    if any(f"seed={RANDOM}" in case for case in o.cases):
         for problem in problems[:_DRAWN]:
             click.echo(f"seed={RANDOM}: {problem}", err=silent)
-    run = WholeRun(
-        farm, journal, same, lambda result: fail_fast and exit_status(_allowed([result], allow_known), [], strict) == 1
-    )
+
+    def ends(result: CaseResult) -> bool:
+        return o.fail_fast and exit_status(_allowed([result], o.allow_known), [], o.strict) == 1
+
+    run = WholeRun(farm, journal, o.same, ends)
     with output.usage_errors():  # --same, or a journal of other libraries
         run.describe(list(dict.fromkeys((*chosen, *required[REQUIRE], *required[REQUIRE_DEVICE]))))
         if not run.interrupted:
@@ -314,17 +272,17 @@ def check(
                 problems,
                 lambda name, done, total: progress.update(task, description=name, completed=done, total=total),
             )
-        document = _document(run, farm, required, asked, allow_known, require_claims, strict)
-        trouble = _save(run, document, folder, reports.write(document, targets))
+        document = _document(run, farm, required, asked, o)
+        trouble = _save(run, document, o.folder, reports.write(document, targets))
     if not silent:
-        terminal.print_results(console, run.results, verbose)
-    terminal.print_details(console, run.results, verbose)
+        terminal.print_results(console, run.results, o.verbose)
+    terminal.print_details(console, run.results, o.verbose)
     terminal.print_totals(console, run.results, time.monotonic() - started, judge_devices.instead(run.results))
-    _explain(console, run, document, len(problems), _resumption(context, folder))
-    if verbose or require_claims:
+    _explain(console, run, document, len(problems), _resumption(context, o.folder))
+    if o.verbose or o.require_claims:
         _explain_records(console, document["without_record"])
     terminal.print_conclusions(console, run.found, run.results, not _ended(run))
-    if document["exit_status"] == 0 and not (cases or suites or foreign or shapes):
+    if document["exit_status"] == 0 and not named:
         console.print("Next: pybnorm check --suite standard", highlight=False)
     if trouble is not None:
         raise trouble
@@ -351,30 +309,24 @@ def _which_convention(context: click.Context, file: str) -> None:
     context.exit(1 if wrong else 0)
 
 
-def _explain_case(
-    context: click.Context,
-    case: str,
-    named: tuple[tuple[str, ...], tuple[str, ...]],
-    json_target: str | None,
-    timeout: float | None,
-) -> None:
+def _explain_case(context: click.Context, o: SimpleNamespace) -> None:
     """Run one case on each backend, in a process of its own, and print how it was judged."""
     from pybnorm.check.report import explain
 
     with output.usage_errors():
         for option in context.command.params:
-            name, value = str(option.name), context.params.get(str(option.name))
-            if name not in _EXPLAIN and value and value != option.get_default(context):
+            value = context.params.get(str(option.name))
+            if not {"--explain", *_BESIDE} & set(option.opts) and value and value != option.get_default(context):
                 raise ArgumentError("--explain", f"beside {option.opts[-1]}", "alone, or beside " + ", ".join(_BESIDE))
-        check_timeout("--timeout", timeout)
-        line = _one_case(case)
-        asked = (*_backends(named[0], "--backend"), *_implementations(named[1]))
-        targets = output.targets(context, "explain", json=json_target)
-    console = output.console(stderr=json_target == "-")
+        check_timeout("--timeout", o.timeout)
+        line = _one_case(o.explained)
+        asked = (*_backends(o.backends, "--backend"), *_implementations(o.implementations))
+        targets = output.targets(context, "explain")
+    console = output.console(stderr=o.json_target == "-")
     found: list[dict[str, Any]] = []
     results: list[CaseResult] = []
     for backend in asked or pybnorm.backends():
-        with Worker(backend, timeout=timeout or executors.TIMEOUT) as worker:
+        with Worker(backend, timeout=o.timeout or executors.TIMEOUT) as worker:
             info = worker.describe()
             if info.problem:
                 console.print(f"{backend}: {info.problem}", markup=False, soft_wrap=True)
@@ -386,7 +338,7 @@ def _explain_case(
                 result, explanation = failed(backend, line, error), None
         results.append(result)
         found.append({"result": result, "explanation": explanation and dataclasses.asdict(explanation)})
-        if json_target == "-":
+        if o.json_target == "-":
             continue
         console.print(Text.assemble((result.status.value, terminal.STYLES[result.status]), f" {backend} {line}"))
         for text in [result.message] if result.message else []:
@@ -394,9 +346,7 @@ def _explain_case(
         for text in explain.lines(explanation) if explanation else ():
             console.print(text, soft_wrap=True)
     missing = [backend for backend in asked if backend not in {r.backend for r in results}]
-    if "--json" in targets:
-        document = output.document(explain.SCHEMA, {"cases": found})
-        targets["--json"].put(functools.partial(output.write_json, document))
+    output.put_json(targets, output.document(explain.SCHEMA, {"cases": found}))
     context.exit(exit_status(results, missing))
 
 
@@ -492,22 +442,12 @@ def _list_suites(context: click.Context) -> None:
 
 
 def _list(problems: Sequence[Problem], verbose: bool) -> None:
-    from pybnorm.check.language import vendor_lines
-
     stream = output.standard_output()
     for problem in problems:
         stream.write(f"{problem}\n")
         for tool, line in (vendor_lines.vendor_lines(problem) if verbose else {}).items():
             stream.write(f"    {tool}: {line}\n")
     stream.flush()
-
-
-def _journal(context: click.Context, folder: str | None, resume: bool) -> Any:
-    if folder is None:
-        return None
-    from pybnorm.check.run import archive
-
-    return context.with_resource(archive.Journal(folder, resume=resume))
 
 
 def _required(variable: str) -> tuple[str, ...]:
@@ -545,14 +485,9 @@ def _without_record(run: WholeRun) -> list[str]:
 
 
 def _document(
-    run: WholeRun,
-    farm: executors.Farm,
-    required: dict[str, tuple[str, ...]],
-    backends: tuple[str, ...],
-    known: bool,
-    claims: bool,
-    strict: bool,
-) -> dict[str, Any]:
+    run: WholeRun, farm: executors.Farm, required: dict[str, tuple[str, ...]], backends: tuple[str, ...],
+    o: SimpleNamespace,
+) -> dict[str, Any]:  # fmt: skip
     """The run as JSON has it. `required` is by variable; `backends` are those of --backend."""
     missing = [
         i.backend
@@ -563,9 +498,9 @@ def _document(
     ]
     overrides = [i.override for i in run.found if i.override]
     bare = _without_record(run)
-    absent = missing + overrides + (bare if claims else [])
-    results = _allowed(run.results, known)
-    status = exit_status(results, absent, strict)
+    absent = missing + overrides + (bare if o.require_claims else [])
+    results = _allowed(run.results, o.allow_known)
+    status = exit_status(results, absent, o.strict)
     if run.interrupted:
         status = INTERRUPTED
     if run.not_saved:
@@ -592,8 +527,6 @@ def _save(
     trouble = output.WriteError(f"--save {folder}", run.not_saved) if run.not_saved else failed
     if folder is None or not run.begun:  # then what an earlier run left there is all that there is
         return trouble
-    from pybnorm.check.run import archive
-
     try:
         archive.write_run(folder, document)
     except (OSError, ArgumentError) as error:
@@ -661,7 +594,6 @@ def _explain_absence(console: Console, run: WholeRun, document: dict[str, Any]) 
         for item in run.found:
             if item.hint:  # what is said of the others stands above
                 console.print(f"  {item.backend}:", markup=False)
-                terminal.print_attempts(console, item)
-                console.print(f"    to have it: {item.hint}", markup=False, soft_wrap=True)
+                terminal.print_attempts(console, item, whole=True)
     elif all(r.status == Status.UNSUPPORTED for r in run.results):
         console.print(Text("No backend supports any of these cases, so nothing was checked.", "bold red"))

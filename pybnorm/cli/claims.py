@@ -12,8 +12,6 @@ from pybnorm.check.run import archive, support
 from pybnorm.cli import completion, output
 from pybnorm.errors import ArgumentError
 
-__all__ = ["claims"]
-
 
 @click.group(short_help="Keep what a version of a library can do.")
 def claims() -> None:

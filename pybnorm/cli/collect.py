@@ -11,8 +11,6 @@ import pybnorm
 from pybnorm.check.run import collection
 from pybnorm.cli import completion, output
 
-__all__ = ["collect"]
-
 
 @click.command(short_help="Write one file for a report of a fault.")
 @click.option(

@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import click
 from rich.text import Text
 
-from pybnorm._text import one_line
 from pybnorm.check.compare import comparison as comparing
 from pybnorm.check.compare import document as compare_document
 from pybnorm.check.compare import terminal as compare_terminal
 from pybnorm.cli import output
 
-__all__ = ["compare"]
-
 
 @click.command(short_help="Compare runs: two libraries, or two versions of one.")
 @click.argument("paths", metavar="RUN...", nargs=-1, required=True)
 @output.json_option("the tables")
-@click.option("--html", "html_target", metavar="FILE", help="Write one self-contained page with plots.")
+@output.html_option()
 @click.option("--allow-known", is_flag=True, help="Known defects do not make the exit status 1.")
 @click.option("-v", "--verbose", is_flag=True, help="Lists in full.")
 @click.pass_context
-def compare(
-    context: click.Context,
-    paths: tuple[str, ...],
-    json_target: str | None,
-    html_target: str | None,
-    allow_known: bool,
-    verbose: bool,
-) -> None:
+def compare(context: click.Context, /, paths: tuple[str, ...], allow_known: bool, verbose: bool, **files: Any) -> None:
     """Hold runs against each other: two vendors, two versions of a library, two machines.
 
     RUN is a folder of check --save, or a file of check --json, of which only statuses and ratios can be compared. Older
@@ -51,28 +42,21 @@ def compare(
     130  interrupted
     """
     from pybnorm.check.compare import pages
-    from pybnorm.check.report import html
 
-    console = output.console(stderr=json_target == "-")
+    silent = files["json_target"] == "-"
+    console = output.console(stderr=silent)
     with output.usage_errors():
-        if html_target is not None:
-            html.require()
         runs = comparing.read(paths)
-        for option, target in (("--json", json_target), ("--html", html_target)):
-            if target is not None and comparing.is_run(target, runs):
-                raise click.UsageError(
-                    f"{option} would overwrite the run {one_line(target)}; use {option}=FILE to write elsewhere"
-                )
-        targets = output.targets(context, "compare", json=json_target, html=html_target)
+        output.spare_runs(context, runs)
+        targets = output.targets(context, "compare")
         with output.progress(console) as progress:
             task = progress.add_task("compare")
             comparison = comparing.compare(
                 runs, lambda done, total: progress.update(task, completed=done, total=total), allow_known
             )
-    if json_target != "-":
+    if not silent:
         compare_terminal.print_comparison(console, comparison, verbose)
-    if "--json" in targets:
-        targets["--json"].put(functools.partial(output.write_json, compare_document.contents(comparison)))
+    output.put_json(targets, compare_document.contents(comparison))
     if "--html" in targets:
         targets["--html"].put(functools.partial(pages.write_comparison, comparison=comparison))
     if comparison.exit_status == 2:

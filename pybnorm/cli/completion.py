@@ -24,8 +24,6 @@ from pybnorm.check.language.problem import (
     RANDOM,
 )
 
-__all__ = ["backends", "cases", "executors", "suites", "tools"]
-
 _VALUES = {
     "fill": FILLS,
     "activation": tuple(ACTIVATIONS),

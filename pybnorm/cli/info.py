@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import signal
 import textwrap
@@ -26,8 +25,6 @@ from pybnorm.cli import completion, output
 from pybnorm.defects import DEFECTS, Defect, unrecorded
 from pybnorm.enums import DataType, Layout, Operation
 from pybnorm.errors import ArgumentError
-
-__all__ = ["info"]
 
 _OPERATIONS = OPERATIONS | {"axpby": Operation.AXPBY}
 _LAYOUTS = LAYOUTS | {"strides": Layout.STRIDED}
@@ -56,21 +53,19 @@ def info(context: click.Context, json_target: str | None, as_claims: str | None,
         check_timeout("--timeout", timeout)
         if as_claims is not None and json_target is not None:
             raise ArgumentError("--json", "beside --claims", "one of them: a record is JSON already")
-        targets = output.targets(context, "info", json=json_target)
+        targets = output.targets(context, "info")
     if as_claims is not None:
         _print_claims(as_claims, timeout)
         return
     console = output.console(stderr=json_target == "-")
     found, abilities = _asked([Worker(name, timeout=timeout) for name in pybnorm.backends()], console)
-    if "--json" in targets:
-        backends = [
-            vars(i)
-            | {"loaded": i.loaded, "capabilities": abilities.get(i.backend, [])}
-            | {"known_defects": [d.id for d in _known_defects(i)]}
-            for i in found
-        ]
-        document = output.document("pybnorm.info/1", {"backends": backends})
-        targets["--json"].put(functools.partial(output.write_json, document))
+    backends = [
+        vars(i)
+        | {"loaded": i.loaded, "capabilities": abilities.get(i.backend, [])}
+        | {"known_defects": [d.id for d in _known_defects(i)]}
+        for i in found
+    ]
+    output.put_json(targets, output.document("pybnorm.info/1", {"backends": backends}))
     if json_target == "-":
         return
     here = machine()

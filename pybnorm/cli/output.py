@@ -9,7 +9,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, TypeVar, cast
 
 import click
@@ -98,13 +98,7 @@ class _Output:
 
 
 def standard_output() -> IO[str]:
-    """Standard output, guarded.
-
-    Raises
-    ------
-    WriteError
-        It is closed.
-    """
+    """Standard output, guarded. Raises WriteError: it is closed."""
     if sys.stdout is None:
         raise WriteError("standard output", "it is closed")
     return cast(IO[str], _Output(sys.stdout))
@@ -172,6 +166,21 @@ def markdown_option(instead: str) -> Callable[[_Command], _Command]:
     return _file_or_standard("markdown", "Markdown", instead)
 
 
+def html_option(more: str = " with plots") -> Callable[[_Command], _Command]:
+    """The option ``--html FILE``, which is refused at once where the packages of a page are not installed."""
+    text = f"Write one self-contained page{more}."
+    return click.option("--html", "html_target", metavar="FILE", callback=_with_packages, help=text)
+
+
+def _with_packages(context: click.Context, parameter: click.Parameter, target: str | None) -> str | None:
+    from pybnorm.check.report import html
+
+    with usage_errors():
+        if target is not None:
+            html.require()
+    return target
+
+
 def _file_or_standard(name: str, what: str, instead: str) -> Callable[[_Command], _Command]:
     return click.option(
         f"--{name}",
@@ -195,6 +204,12 @@ def write_json(value: Any, stream: IO[str]) -> None:
     else:
         stream.write(json.dumps(to_json(value), indent=1, allow_nan=False) + "\n")
     stream.flush()
+
+
+def put_json(targets: dict[str, Target], value: dict[str, Any]) -> None:
+    """Write a document to the target of ``--json``, if there is one."""
+    if "--json" in targets:
+        targets["--json"].put(lambda stream: write_json(value, stream))
 
 
 # ---------------------------------------------------------------- files
@@ -222,10 +237,7 @@ class Target:
     A file is written under a hidden name beside its place and renamed once it is whole: if the run ends early, the old
     file stays and no other is left. Character devices and pipes are written to directly.
 
-    Raises
-    ------
-    ArgumentError
-        It cannot be written, or is a file that pybnorm did not make.
+    Raises ArgumentError: it cannot be written, or is a file that pybnorm did not make.
     """
 
     def __init__(self, option: str, target: str, made: _files.Kind) -> None:
@@ -253,13 +265,7 @@ class Target:
             raise ArgumentError(option, target, f"a file that can be written ({reason})") from None
 
     def put(self, write: Callable[[IO[str]], object]) -> None:
-        """Have `write` write the whole report.
-
-        Raises
-        ------
-        WriteError
-            The target cannot be written.
-        """
+        """Have `write` write the whole report. Raises WriteError: the target cannot be written."""
         try:
             if self._stream is not None:
                 write(self._stream)
@@ -290,17 +296,29 @@ def _is_stream(target: str) -> bool:
     return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
 
 
+def spare_runs(context: click.Context, runs: Sequence[Any]) -> None:
+    """Refuse a report in place of one of the runs that it is made of, or of another run."""
+    from pybnorm.check.compare import comparison
+
+    for option in ("--json", "--junit", "--html"):
+        target = context.params.get(f"{option[2:]}_target")
+        if target is not None and comparison.is_run(target, runs):
+            raise click.UsageError(
+                f"{option} would overwrite the run {one_line(target)}; use {option}=FILE to write elsewhere"
+            )
+
+
 def targets(
     context: click.Context, command: str, folder: str | None = None, **options: str | None
 ) -> dict[str, Target]:
-    """Open the targets of the options that were given; the context closes them. `folder` is that of --save.
+    """Open the targets of the command's options that were given; the context closes them. `folder` is that of --save.
 
-    Raises
-    ------
-    ArgumentError
-        As `Target`; two options name one file, and one report would be lost.
+    `options` are others than the command line's. Raises ArgumentError: as `Target`; two options name one file, and one
+    report would be lost.
     """
-    named = {f"--{name}": target for name, target in options.items() if target is not None}
+    names = [str(parameter.name) for parameter in context.command.params]
+    asked = {name.removesuffix("_target"): context.params.get(name) for name in names if name.endswith("_target")}
+    named = {f"--{name}": target for name, target in (asked | options).items() if target is not None}
     taken = {} if folder is None else {os.path.join(folder, name): "--save" for name in ("run.json", "journal.jsonl")}
     for option, target in named.items():
         for other, its in taken.items():

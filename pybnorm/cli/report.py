@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from pybnorm._text import visible
@@ -11,28 +13,17 @@ from pybnorm.check.run import archive
 from pybnorm.cli import output, reports
 from pybnorm.errors import ArgumentError
 
-__all__ = ["report"]
-
 
 @click.command(short_help="Show a saved run, or write it as a page or JUnit XML.")
 @click.argument("run", metavar="RUN")
 @output.json_option("the table")
 @click.option("--junit", "junit_target", metavar="FILE", help="Write JUnit XML.")
-@click.option("--html", "html_target", metavar="FILE", help="Write one self-contained page with plots.")
+@output.html_option()
 @output.markdown_option("the table")
 @click.option("--annotations", is_flag=True, help="Print what is wrong as GitHub's runner takes it, and nothing else.")
 @click.option("-v", "--verbose", is_flag=True, help="Details and repro line of every case, not of failures only.")
 @click.pass_context
-def report(
-    context: click.Context,
-    run: str,
-    json_target: str | None,
-    junit_target: str | None,
-    html_target: str | None,
-    markdown_target: str | None,
-    annotations: bool,
-    verbose: bool,
-) -> None:
+def report(context: click.Context, /, run: str, annotations: bool, verbose: bool, **files: Any) -> None:
     """Show a run that is kept, or write it as a page, as JUnit XML, as Markdown.
 
     RUN is a folder of check --save, or a file of check --json or collect. Nothing is run or judged again.
@@ -42,27 +33,19 @@ def report(
       0  the run is shown and written, whatever it found
       2  there is no run; bad arguments; or a report could not be written
     """
-    from pybnorm.check.report import html
-
+    silent = "-" in (files["json_target"], files["markdown_target"])
     with output.usage_errors():
-        if annotations and "-" in (json_target, markdown_target):
+        if annotations and silent:
             raise ArgumentError("--annotations", True, "without --json or --markdown on standard output")
-        if html_target is not None:
-            html.require()
         document = archive.read_run(run)
-        runs = compare.read([run])
-        for option, target in (("--json", json_target), ("--junit", junit_target), ("--html", html_target)):
-            if target is not None and compare.is_run(target, runs):
-                raise click.UsageError(f"{option} would overwrite the run; use {option}=FILE to write elsewhere")
-        targets = output.targets(
-            context, "check", json=json_target, junit=junit_target, html=html_target, markdown=markdown_target
-        )
+        output.spare_runs(context, compare.read([run]))
+        targets = output.targets(context, "check")
     results = document["cases"]
     if annotations:
         stream = output.standard_output()
         stream.writelines(f"{visible(line)}\n" for line in markdown.ci_annotations(results))
         stream.flush()
-    elif "-" not in (json_target, markdown_target):
+    elif not silent:
         console = output.console()
         terminal.print_backends(console, document["backends"])
         terminal.print_results(console, results, verbose)

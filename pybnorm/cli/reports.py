@@ -8,18 +8,11 @@ from typing import IO, Any
 from pybnorm.check.report import html, junit, markdown
 from pybnorm.cli import output
 
-__all__ = ["write"]
-
 
 def write(document: Mapping[str, Any], targets: Mapping[str, output.Target]) -> output.WriteError | None:
-    """Write every report that was asked for. An error does not keep the others from it; the first is returned.
+    """Write every report of a run that was asked for. An error does not keep the others from it; the first is returned.
 
-    Parameters
-    ----------
-    document : dict
-        The run, as `pybnorm.check.run.archive.read_run` returns it.
-    targets : dict
-        `output.targets`.
+    `document` is as of `pybnorm.check.run.archive.read_run`, `targets` as of `output.targets`.
     """
     environment, backends, results = (document[key] for key in ("environment", "backends", "cases"))
     missing, lost = document.get("required_but_absent", ()), document.get("lost_nodes", ())

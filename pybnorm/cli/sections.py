@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 import pybnorm
 
-__all__ = ["Sectioned"]
-
 
 class Sectioned(click.Command):
-    """A command with its options' help in sections.
+    """A command with its options' help in `sections`: the first option of each by its title."""
 
-    Parameters
-    ----------
-    sections : mapping of str to sequence of str
-        Options by title, such as ``--json``. Those that are named nowhere come last, with ``--help``.
-    """
-
-    def __init__(self, *arguments: Any, sections: Mapping[str, Sequence[str]], **options: Any) -> None:
+    def __init__(self, *arguments: Any, sections: Mapping[str, str], **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.sections = sections
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a list of options for each section."""
-        records = {p.opts[-1]: p.get_help_record(ctx) for p in self.get_params(ctx)}
-        named = {option for options in self.sections.values() for option in options}
-        rest = [option for option in records if option not in named]
-        for title, options in (*self.sections.items(), ("Other options", rest)):
-            found = [record for option in options if (record := records[option]) is not None]
+        titles = {option: title for title, option in self.sections.items()}
+        records: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            title = titles.get(parameter.opts[-1], next(reversed(records), ""))
+            records.setdefault(title, []).extend(filter(None, [parameter.get_help_record(ctx)]))
+        for title, found in records.items():
             with formatter.section(title):
                 formatter.write_dl(found)
 

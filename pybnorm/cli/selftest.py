@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 import click
 
 from pybnorm._text import visible
 from pybnorm.cli import output
-
-__all__ = ["selftest"]
 
 
 @click.command(short_help="Show that the judge finds wrong kernels.")
@@ -26,7 +22,7 @@ def selftest(context: click.Context, json_target: str | None) -> None:
     from pybnorm.check.selftest import detection, faults
 
     with output.usage_errors():
-        targets = output.targets(context, "selftest", json=json_target)
+        targets = output.targets(context, "selftest")
     with output.progress(output.console(stderr=json_target == "-")) as progress:
         task = progress.add_task("selftest")
 
@@ -44,8 +40,6 @@ def selftest(context: click.Context, json_target: str | None) -> None:
         )
         text = f"{detection.render(found)}\n\n{faults.render(of_calls)}\n\n{verdict}"
         click.echo(visible(text), file=output.standard_output())
-    if "--json" in targets:
-        content = {"faults": [vars(fault) for fault in of_calls], "good": good}
-        document = output.document("pybnorm.selftest/1", found.to_json() | content)
-        targets["--json"].put(functools.partial(output.write_json, document))
+    content = {"faults": [vars(fault) for fault in of_calls], "good": good}
+    output.put_json(targets, output.document("pybnorm.selftest/1", found.to_json() | content))
     context.exit(0 if good else 1)

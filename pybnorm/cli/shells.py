@@ -11,8 +11,6 @@ import os
 
 from click.shell_completion import CompletionItem, ShellComplete, add_completion_class, split_arg_string
 
-__all__: list[str] = []
-
 _BASH = """\
 %(complete_func)s() {
     local IFS=$'\\n' item
