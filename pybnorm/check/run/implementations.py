@@ -103,13 +103,7 @@ _TENSORS |= {composed.name: composed.tensors for composed in calls.COMPOSED.valu
 
 
 class CallError(Exception):
-    """A call of an implementation that gave no results to judge.
-
-    Attributes
-    ----------
-    status : Status
-        Of the case.
-    """
+    """A call of an implementation that gave no results to judge; `status` is that of the case."""
 
     def __init__(self, status: Status, text: str) -> None:
         self.status = status
@@ -123,12 +117,7 @@ class CallError(Exception):
 def load(spec: str) -> Implementation:
     """The implementation that ``MODULE:OBJECT`` or ``FILE.py:OBJECT`` names, once for this process.
 
-    Raises
-    ------
-    ArgumentError
-        There is none, or its attributes are not what they may be.
-    Exception
-        What its module raised.
+    Raises ArgumentError: there is none, or its attributes are not what they may be. Raises what its module raises.
     """
     if spec.startswith(aten.PREFIX):
         kernels, module = _kernels(spec)
@@ -310,19 +299,7 @@ class Declarations:
 class Implementation:
     """An object that a `pybnorm.check.run.session.Session` calls in place of a `pybnorm.Handle`.
 
-    Parameters
-    ----------
-    spec : str
-        ``MODULE:OBJECT``.
-    target : object
-        The object.
-    module : module
-        Where it was found.
-
-    Raises
-    ------
-    ArgumentError
-        The object has no method, or an attribute is not what it may be.
+    Raises ArgumentError: the object has no method, or an attribute is not what it may be.
     """
 
     def __init__(self, spec: str, target: Any, module: ModuleType | None = None) -> None:
@@ -349,10 +326,7 @@ class Implementation:
     def claimed(self, problem: Problem) -> Problem:
         """The problem that is run and judged for `problem`, by what the object declares.
 
-        Raises
-        ------
-        CallError
-            UNSUPPORTED: it does not claim the problem; or what its ``supports`` raised.
+        Raises CallError: it does not claim the problem, or what its ``supports`` raised.
         """
         try:
             found = self._declared.applied(problem)
@@ -373,13 +347,7 @@ class Implementation:
         return CPU if self.arrays == "jax" else self.device_type
 
     def set_stream(self, stream: int) -> None:
-        """Refuse a stream: the object is given none.
-
-        Raises
-        ------
-        CallError
-            UNSUPPORTED.
-        """
+        """Refuse a stream: the object is given none."""
         raise CallError(Status.UNSUPPORTED, f"{self.name} is given no streams")
 
     def __getattr__(self, method: str) -> Callable[..., None]:
