@@ -156,6 +156,11 @@ def test_every_line_of_a_suite_is_read_back():
         ),
         (
             "miopendriver",
+            "`$ ./bin/MIOpenDriver bnormbfp16 -n 8 -F 1 -m 1 -r 1 -s 1`",
+            "train,spatial,bf16,nchw,8x3x32x32,eps=0.001",
+        ),
+        (
+            "miopendriver",
             "bnorm -n 8 -F 2 -r 1 -m 1 -f 10 -x -0.25 -y 2",
             "infer,spatial,f32,nchw,8x3x32x32,eps=0.001,activation=clamp,low=-0.25,high=2",
         ),

@@ -38,7 +38,7 @@ def words(line: str, tool: str, begins: Callable[[str], bool]) -> list[str]:
     """Give what follows the word that a command `begins` with, wherever it stands: after variables, or in a log."""
     line = _arguments.text(line, tool)
     try:
-        found = shlex.split(line)
+        found = shlex.split(line.replace("`", " "))  # Markdown's
     except ValueError as error:
         raise ArgumentError(tool, line, f"a command line of {tool} ({error})") from None
     first = max((i + 1 for i, word in enumerate(found) if begins(word)), default=0)
