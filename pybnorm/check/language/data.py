@@ -118,7 +118,6 @@ def generate(problem: Problem, judge: Namespace | None = None) -> Inputs:
     _arguments.instance(
         judge, (Namespace, type(None)), "judge", "a Namespace of pybnorm.check.run.judge_devices.chosen, or None"
     )
-    _keep_freed_memory()
     if problem.fill == FILE:
         return _placed(read(problem), judge)
     fill = KINDS[problem.fill](problem)
@@ -166,17 +165,6 @@ def generate(problem: Problem, judge: Namespace | None = None) -> Inputs:
         given = stored["x"], stored["scale"], stored["bias"], saved, stored["y"]
         activations.store(problem, *given, lambda values: round_to(values, problem.dtype))
     return Inputs(**stored)
-
-
-@functools.cache
-def _keep_freed_memory() -> None:
-    """Have glibc keep memory that arrays gave back for the next ones, up to 64 MiB.
-
-    Blocks are made and given back by the hundred thousand, and each page that the system takes back and gives again
-    costs a fault, in all a third of the CPU time. glibc keeps as much as twice the largest array given back so far,
-    of at most 32 MiB.
-    """
-    np.empty((1 << 25) - (1 << 13), np.uint8)
 
 
 def _alter(problem: Problem, values: dict[str, Array], fill: Kind) -> None:
