@@ -250,22 +250,19 @@ class Declarations:
         ):
             if claimed is not None and word not in claimed:
                 return f"does not claim {title} {word}"
-        if reason := self._refused_parameters(problem):
-            return reason
+        kind = problem.parameter_dtype
+        named = {kind.short, DERIVED if kind == problem.default_params else ""}
+        if self.parameters is not None and not named & set(self.parameters):
+            return f"does not claim parameters of {kind.short} beside {problem.dtype.short}"
         for name, least in self.minimum.items():
             if _LEAST[name](problem) < least:
                 return f"claims {name} >= {least:g} only"
         found = self._with_its_outputs(problem)
-        if isinstance(found, str):
-            return found
-        return self._refused_by_itself(found) or found
-
-    def _refused_parameters(self, problem: Problem) -> str:
-        if self.parameters is None or problem.parameter_dtype.short in self.parameters:
-            return ""
-        if DERIVED in self.parameters and problem.parameter_dtype == problem.default_params:
-            return ""
-        return f"does not claim parameters of {problem.parameter_dtype.short} beside {problem.dtype.short}"
+        supports = getattr(self._target, "supports", None)
+        answer = True if supports is None or isinstance(found, str) else supports(found)
+        if isinstance(answer, str):
+            return answer or found
+        return found if answer or answer is None else "does not claim this case"
 
     def _with_its_outputs(self, problem: Problem) -> Problem | str:
         """The problem without the results that it does not give, by the conventions of those that it gives."""
@@ -287,13 +284,6 @@ class Declarations:
         if "running" in changes:
             changes |= {"unbiased": True, "old": "drawn"}
         return dataclasses.replace(problem, **changes) if changes else problem
-
-    def _refused_by_itself(self, problem: Problem) -> str:
-        supports = getattr(self._target, "supports", None)
-        answer = True if supports is None else supports(problem)
-        if isinstance(answer, str):
-            return answer
-        return "" if answer or answer is None else "does not claim this case"
 
 
 class Implementation:
