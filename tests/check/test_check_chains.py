@@ -21,6 +21,7 @@ def sixteen_bits(a):
 
 LINES = [
     "train,spatial,f32,nchw,16x8x14x14,fill=sparse",
+    "train,spatial,f32,nchw,4x16x23x23,fill=sparse,seed=3",
     "train,spatial,f32,nchw,128x4x14x14,fill=relu",
     "train,spatial,f32,nchw,32x2x56x56,fill=image",
     "train,spatial,f32,nchw,32x4x56x56,fill=level",

@@ -3,9 +3,10 @@
 The depth of class A holds for every sum that is blocked by at most `BLOCK` terms and then pairwise. A textbook loop, or
 one with a few lanes, is correct too, and where roundings add up (terms of one sign, equal, or mostly 0) it is further
 off. Its class of depth m would hold much that no chain does. So the chains are made, in the compute type, of all m
-terms and of a half, a quarter, ... of them, and Welford's recurrence. An output is a chain's where every element is as
-near to that chain's result as class A (of one pass: B) is to the correct one. What is off by another cause is not: it
-would have to be off by as much and to the same side as a chain, in every statistic.
+terms and of a half, a quarter, ... of them, of runs whose lengths are powers of 2, and Welford's recurrence. An output
+is a chain's where every element is as near to that chain's result as class A (of one pass: B) is to the correct one.
+What is off by another cause is not: it would have to be off by as much and to the same side as a chain, in every
+statistic.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def _holds(made: _Chained, output: str, got: Array, tier: Tier) -> bool:
 
 def _chains(expected: Expected, count: int, one_pass: bool) -> Iterator[_Chained]:
     """The results of so many chains, by the ways to take them."""
-    kinds: list[type[_Chained]] = [_Chained, *([_OnePass] if one_pass else [])]
+    kinds: list[type[_Chained]] = [_Chained, *([_OnePass] if one_pass else []), *([_Runs] if count > 1 else [])]
     if expected.problem.operation == Operation.BACKWARD:
         kinds.append(_Normalized)
     if expected.problem.recomputes and expected.problem.m <= LONGEST * count:
@@ -89,6 +90,13 @@ def _results(expected: Expected, output: str) -> Array:
     return round_to(whole, problem.dtype if output in DATA_OUTPUTS else problem.parameter_dtype)
 
 
+def _padded(rows: Array, multiple: int) -> Array:
+    """Rows with zeros behind, so that their length is a multiple."""
+    whole = np.zeros((len(rows), -(-rows.shape[1] // multiple) * multiple), rows.dtype)
+    whole[:, : rows.shape[1]] = rows
+    return whole
+
+
 class _Chained(Expected):
     """The results of sums of two passes that are some chains each."""
 
@@ -103,13 +111,15 @@ class _Chained(Expected):
             return array.reshape(array.shape[0], -1).T.astype(work)
         return np.moveaxis(array, 1, 0).reshape(array.shape[1], -1).astype(work)
 
+    def _parts(self, rows: Array) -> Array:
+        """Steps by chains: every `chains`-th term is of one."""
+        return _padded(rows, self.chains).reshape(len(rows), -1, self.chains)
+
     def _sum(self, rows: Array) -> Array:
-        """Sum of each row, which stays with length 1: chains of every `chains`-th term, then a tree of them."""
-        count, m = rows.shape
-        whole = np.zeros((count, -(-m // self.chains) * self.chains), rows.dtype)
-        whole[:, :m] = rows
-        ends = np.add.accumulate(whole.reshape(count, -1, self.chains), axis=1, dtype=rows.dtype)[:, -1]
+        """Sum of each row, which stays with length 1: of chains, then a tree of them."""
+        ends = np.add.accumulate(self._parts(rows), axis=1, dtype=rows.dtype)[:, -1]
         while ends.shape[1] > 1:
+            ends = _padded(ends, 2)
             ends = ends[:, ::2] + ends[:, 1::2]
         return ends
 
@@ -140,6 +150,14 @@ class _Chained(Expected):
         sums = {"dscale": self._products(x, dy, mean, inverse), "dbias": self._sum(dy)}
         shape = self._mean.shape
         self._parameters |= {name: a.astype(np.float64).reshape(shape) for name, a in sums.items()}
+
+
+class _Runs(_Chained):
+    """The same of chains that are each a run of terms."""
+
+    def _parts(self, rows: Array) -> Array:
+        length = 1 << ((rows.shape[1] // self.chains).bit_length() - 1)
+        return _padded(rows, length).reshape(len(rows), -1, length).swapaxes(1, 2)
 
 
 class _Normalized(_Chained):
