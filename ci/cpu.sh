@@ -111,7 +111,7 @@ pybnorm check --backend onednn --suite smoke
 
 say "the judge: can it be believed, and what does it say of oneDNN"
 pybnorm selftest
-pybnorm check --backend onednn --suite standard --suite bugs --allow-known >"$venv/standard.txt" ||
+pybnorm check --backend onednn --suite standard --suite bugs --allow-known --jobs "$(nproc)" >"$venv/standard.txt" ||
     { cat "$venv/standard.txt"; exit 1; }
 tail -n 2 "$venv/standard.txt"
 say "done"
