@@ -12,6 +12,11 @@ def algorithms(backend):
     tuple of str
         ``"auto"``, ``"fast"`` and ``"plain"``, the vendor's entry point for the mode, on every backend.
 
+    Raises
+    ------
+    ArgumentError
+        There is no such backend.
+
     Examples
     --------
     >>> pybnorm.algorithms("onednn")

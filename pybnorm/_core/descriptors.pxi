@@ -143,6 +143,13 @@ cdef class TensorDescriptor:
         TensorDescriptor
             ``close()`` leaves the vendor's object alone.
 
+        Raises
+        ------
+        ArgumentError
+            `pointer` is 0, or the shape or strides are against the rules.
+        LibraryNotFoundError, LibraryLoadError
+            The backend's library is not here, or cannot be used.
+
         Examples
         --------
         >>> owner = pybnorm.TensorDescriptor("onednn", "f32", (2, 3, 4))
@@ -170,6 +177,11 @@ cdef class TensorDescriptor:
         -------
         dtype : DataType
         dims, strides : tuple of int
+
+        Raises
+        ------
+        ClosedError
+            After `close`.
 
         Examples
         --------

@@ -128,6 +128,13 @@ cdef class _HandleLife:
         Handle
             ``close()`` leaves the vendor's object alone.
 
+        Raises
+        ------
+        ArgumentError
+            `pointer` is 0.
+        LibraryNotFoundError, LibraryLoadError
+            The backend's library is not here, or cannot be used.
+
         Examples
         --------
         >>> with pybnorm.Handle("onednn") as owner:

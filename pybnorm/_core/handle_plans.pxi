@@ -131,6 +131,11 @@ cdef class Handle(_HandleCalls):
         -------
         int
             0 where the vendor needs none.
+
+        Raises
+        ------
+        ArgumentError, UnsupportedError, VendorError
+            As in the call itself.
         """
         self._check()
         op = _arguments.operation(operation)
@@ -277,6 +282,11 @@ cdef class Handle(_HandleCalls):
         ForwardInferencePlan
             Its calls take `z` if planned.
 
+        Raises
+        ------
+        ArgumentError, UnsupportedError, VendorError
+            As in `plan_forward_training`.
+
         Examples
         --------
         >>> x, y = np.float32([[[1, 2, 3, 4]]]), np.empty((1, 1, 4), np.float32)
@@ -326,6 +336,11 @@ cdef class Handle(_HandleCalls):
         BackwardPlan
             With an activation its calls take `bias` and, but for algorithm None, `y`, forward's result and like x; with
             z also `dz`, which is written, and `reserve` as forward left it where `Plan.reserve_size` is not 0.
+
+        Raises
+        ------
+        ArgumentError, UnsupportedError, VendorError
+            As in `plan_forward_training`.
 
         Notes
         -----

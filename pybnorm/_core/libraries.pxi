@@ -249,6 +249,11 @@ def loaded(backend):
     Library or None
         None before the first `load`.
 
+    Raises
+    ------
+    ArgumentError
+        There is no such backend.
+
     Examples
     --------
     >>> pybnorm.load("onednn") == pybnorm.loaded("onednn")
@@ -359,6 +364,13 @@ def has_symbol(backend, name):
     bool or None
         ``None`` if the backend does not use such a symbol.
 
+    Raises
+    ------
+    ArgumentError
+        There is no such backend.
+    LibraryNotFoundError, LibraryLoadError
+        The backend's library is not here, or cannot be used.
+
     Examples
     --------
     >>> pybnorm.has_symbol("onednn", "dnnl_primitive_execute")
@@ -394,6 +406,13 @@ def capability(backend, operation, mode, dtype, layout, rank):
     reason : str
         Why it is refused; where it is not, the known defects that the vendor's own call has with these dims, which
         algorithm ``"auto"`` avoids; empty otherwise, and where only a rank is given.
+
+    Raises
+    ------
+    ArgumentError
+        A word or a rank that does not exist.
+    LibraryNotFoundError, LibraryLoadError
+        The backend's library is not here, or cannot be used.
 
     Examples
     --------
