@@ -474,6 +474,10 @@ def elemt(
     output : array, shape and dtype of `input`
         Written.
 
+    Notes
+    -----
+    Workspace: that of `pybnorm.operations.elemt`.
+
     Examples
     --------
     >>> x, output = np.float32([[[1, 2, 3]]]), np.empty((1, 1, 3), np.float32)
