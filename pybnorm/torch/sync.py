@@ -180,6 +180,7 @@ class _Total(torch.autograd.Function):
         return _Total.apply(gradient, ctx.group), None
 
 
+@torch.compiler.disable  # a collective is none of a graph
 def _synchronized(
     module: Any, group: Any, input: torch.Tensor, mean: torch.Tensor | None, variance: torch.Tensor | None,
     momentum: float,
@@ -194,10 +195,6 @@ def _synchronized(
     rest = momentum, module.eps, ranks
     y: torch.Tensor = _Synchronized.apply(x, module.weight, module.bias, mean, variance, rest)
     return y
-
-
-if hasattr(getattr(torch, "compiler", None), "disable"):  # PyTorch 1 has no compiler; a collective is none of a graph
-    _synchronized = torch.compiler.disable(_synchronized)
 
 
 class SyncBatchNorm(_BatchNorm, torch.nn.modules.batchnorm._BatchNorm):

@@ -67,16 +67,11 @@ static int cudnn_context_lost(int status, char *text, size_t size) {
     const char *name = NULL;
     size_t unused, total;
     int before, result = 0;
+    const int class = cudnn_status_class(status);
     text[0] = '\0';
-    switch (cudnn_status_class(status)) {
-    case PBN_CLASS_EXECUTION:
-    case PBN_CLASS_INTERNAL:
-    case PBN_CLASS_ALLOCATION:
-    case PBN_CLASS_NOT_INITIALIZED:
-        break;
-    default:
+    if (class != PBN_CLASS_EXECUTION && class != PBN_CLASS_INTERNAL && class != PBN_CLASS_ALLOCATION &&
+        class != PBN_CLASS_NOT_INITIALIZED)
         return 0;
-    }
     if (!find_driver() || go_to(failed_in, &before) != PBN_OK)
         return 0;
     if (driver.cuMemGetInfo_v2 != NULL)
