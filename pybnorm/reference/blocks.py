@@ -485,7 +485,6 @@ def _walk(
 
 
 def _data(argument: str, array: Any, shape: tuple[int, ...] | None = None) -> _Tensor:
-    """Check a data array."""
     _arguments.instance(array, ARRAYS, argument, "a NumPy array")
     try:
         shape_of = array.shape
@@ -499,7 +498,6 @@ def _data(argument: str, array: Any, shape: tuple[int, ...] | None = None) -> _T
 
 
 def _parameter(argument: str, array: Any, derived: tuple[int, ...]) -> Array:
-    """Check a parameter; a view of it in the derived shape."""
     _arguments.instance(array, np.ndarray, argument, f"a NumPy array of shape {derived}")
     array = _plain(array)
     _data_type(array, argument)

@@ -60,7 +60,6 @@ class Backward(NamedTuple):
 
 
 def _prior(argument: str, array: Array | None, beta_name: str, beta: float) -> Array | None:
-    """The prior value, or None if beta is 0 and it is not read."""
     if beta == 0.0:
         if array is not None:
             _arguments.instance(array, np.ndarray, argument, "a NumPy array")
@@ -142,7 +141,6 @@ def _not_negative(argument: str, walk: _Walk, variance: Array) -> None:
 
 
 def _statistics(walk: _Walk, kept: Index, x: Array) -> tuple[Float64Array, Float64Array]:
-    """Mean, and sum of squared deviations from it."""
     first = _load(x[tuple(s if a in walk.kept_axes else slice(0, 1) for a, s in enumerate(kept))])
     # A pivot of inf would turn an infinite mean into NaN, and one near the largest float64 would overflow.
     pivot = np.where(np.abs(first) < 1e300, first, 0.0)

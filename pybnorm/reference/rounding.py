@@ -32,7 +32,6 @@ def _plain(array: Array) -> Array:
 
 
 def _even(length: int, most: int) -> int:
-    """The extent, at most `most`, that divides `length` into nearly equal parts."""
     return -(-length // -(-length // most))
 
 
@@ -47,7 +46,6 @@ def _widen(target: Float64Array, part: Array) -> None:
 
 
 def _data_type(array: Array, argument: str) -> DataType:
-    """The type of a NumPy array's elements."""
     return _known_type(_plain(array).dtype, argument)
 
 
@@ -119,5 +117,4 @@ def round_to(values: Float64Array, dtype: npt.DTypeLike) -> Array:
 
 
 def _store(target: Array, index: Index, values: Float64Array) -> None:
-    """Write values, rounded once."""
     target[index] = values if target.dtype == np.float64 else round_to(values, target.dtype)

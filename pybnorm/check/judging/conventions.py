@@ -257,7 +257,6 @@ class _Seen:
         yield from self._other_layout()
 
     def _other_layout(self) -> Iterator[Made]:
-        """The output of data in the other layout."""
         problem, inputs = self.expected.problem, self.expected.inputs
         inner = math.prod(problem.dims[2:])
         if problem.mode == Mode.PER_ACTIVATION or inputs.x.size > LARGEST or inner == 1 or problem.dims[1] == 1:
@@ -352,7 +351,6 @@ _AXES: dict[str, Callable[[int], tuple[int, ...]]] = {
 
 
 def _fields(expected: Expected, picked: Any) -> Iterator[tuple[str, Array, Array]]:
-    """Mean and variance of x over other axes, at the elements."""
     shape, kept = expected.inputs.x.shape, expected.made
     own = (0,) if expected.problem.mode == Mode.PER_ACTIVATION else (0, *range(2, len(shape)))
     by_axes = {axes(len(shape)): text for text, axes in reversed(_AXES.items())}
@@ -470,7 +468,6 @@ def _statistics(g: Given) -> Iterator[_Way]:
 
 
 def _scales(g: Given) -> Iterator[_Way]:
-    """Scale in other conventions."""
     one = np.ones_like(g.scale)
     yield _Way("", "", (g.scale,))
     yield _Way("gamma is missing, or fixed at 1", AFFINE, (one,))
@@ -480,7 +477,6 @@ def _scales(g: Given) -> Iterator[_Way]:
 
 
 def _affine(g: Given) -> Iterator[_Way]:
-    """Scale and bias of y."""
     for way in _scales(g):
         yield way._replace(values=(*way.values, g.bias))
     zero = np.zeros_like(g.bias)

@@ -43,16 +43,12 @@ def asked(expected: Expected, output: str) -> bool:
     return trained or (output == "dx" and problem.operation == Operation.BACKWARD and problem.saved)
 
 
-def apart(expected: Expected, output: str, got: Array) -> Tally:
-    """Count the elements of y or dx that no statistics or sums explain together with the others."""
+def apart(expected: Expected, output: str, got: Array) -> tuple[Tally, Array | None]:
+    """Count the elements of y or dx that no statistics or sums explain together with the others; levels of where."""
     with np.errstate(all="ignore"):
-        return compare(_Fitted(expected, output, got), output, got, (_TOGETHER,))
-
-
-def apart_levels(expected: Expected, output: str, got: Array) -> Array:
-    """Levels of those elements (`pybnorm.check.judging.bounds.where.levels`)."""
-    with np.errstate(all="ignore"):
-        return levels(_Fitted(expected, output, got), output, got, (_TOGETHER,))
+        fitted = _Fitted(expected, output, got)
+        tally = compare(fitted, output, got, (_TOGETHER,))
+        return tally, levels(fitted, output, got, (_TOGETHER,)) if tally.over else None
 
 
 class _Fitted(Expected):

@@ -241,7 +241,6 @@ def _allowed(expected: Expected, name: str, value: Array, size: float) -> Array:
 
 
 def _alike(deviation: Array, other: Array) -> bool:
-    """Say whether one explains most of the other."""
     known = np.isfinite(deviation) & np.isfinite(other)
     d, to = deviation[known], other[known]
     square = float(to @ to)

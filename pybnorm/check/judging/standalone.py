@@ -165,7 +165,6 @@ def _problem(problem: Problem | str) -> Problem:
 
 
 def _array(problem: Problem, tensor: calls.Tensor, value: Any) -> Array:
-    """A result as a NumPy array in the case's dims."""
     dims, dtype = (problem.dims, problem.dtype) if tensor.data else (problem.parameter_dims, problem.parameter_dtype)
     argument = f"outputs[{tensor.name!r}]"
     if wrong := mismatch(tensor, dims, dtype.name.lower(), value):

@@ -238,7 +238,6 @@ def _fit(expected: Expected, name: str, output: str, got: Array) -> Fit:
 
 
 def _kind(name: str, array: Array) -> DataType:
-    """The data type of an array of floating-point numbers."""
     for dtype in DataType:
         if array.dtype == numpy_dtype(dtype):
             return dtype
@@ -246,7 +245,6 @@ def _kind(name: str, array: Array) -> DataType:
 
 
 def _numpy(name: str, value: Any) -> Array:
-    """An array of any framework as NumPy's."""
     array = as_numpy(name, value)
     as_buffer(array, name)  # refuses what are no floating-point numbers
     return array

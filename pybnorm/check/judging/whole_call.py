@@ -32,7 +32,7 @@ from pybnorm.check.judging.bounds import Expected, Status, Tier, Verdict, judge,
 from pybnorm.check.judging.bounds.classes import depth
 from pybnorm.check.judging.bounds.where import put
 from pybnorm.check.judging.conventions import Convention, convention_of
-from pybnorm.check.judging.elements import apart, apart_levels, asked
+from pybnorm.check.judging.elements import apart, asked
 from pybnorm.check.judging.roundings import LEVEL, beyond, factors
 from pybnorm.reference.namespaces import Array
 
@@ -93,18 +93,16 @@ def _name(verdict: Verdict, convention: Convention | None) -> None:
 
 
 def _look_at_elements(expected: Expected, verdict: Verdict, got: Array) -> None:
-    """Hold elements against the others of their statistic."""
-    tally = apart(expected, verdict.output, got)
+    tally, where = apart(expected, verdict.output, got)
     verdict.noticed = min(verdict.noticed, tally.noticed)
-    if tally.over:
-        put(verdict, apart_levels(expected, verdict.output, got), expected.problem.strides)
+    if where is not None:
+        put(verdict, where, expected.problem.strides)
         verdict.status, verdict.over, verdict.worst = Status.FAIL, tally.over, tally.worst
         note = f"{tally.over} elements apart from the others: no statistics or sums, however rounded, give all of them"
         verdict.note = "; ".join(filter(None, [note, verdict.note]))
 
 
 def _hold(expected: Expected, outputs: Mapping[str, Array], verdicts: Mapping[str, Verdict]) -> dict[str, str]:
-    """Hold sums of ordinary data against what their roundings leave; how far off they are."""
     found = beyond(expected, outputs)
     for name, relative in found.noticed.items():
         verdicts[name].noticed = min(verdicts[name].noticed, relative)

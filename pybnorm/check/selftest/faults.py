@@ -177,8 +177,6 @@ def changes_input(name: str, change: Callable[[Array], Array]) -> Change:
 
 
 def _output(change: Callable[[Array], Array], *names: str) -> Change:
-    """Make a fault that changes what is written."""
-
     def alter(buffers: dict[str, Buffer], before: int) -> None:
         for values in (array_of(buffers[name]) for name in names if name in buffers):
             values[...] = change(values)
@@ -187,7 +185,6 @@ def _output(change: Callable[[Array], Array], *names: str) -> Change:
 
 
 def _saturated(values: Array) -> Array:
-    """The largest finite number for infinity."""
     kind = values.dtype.type
     largest = np.nextafter(kind(np.inf), kind(0))
     return np.where(np.isinf(values), np.copysign(largest, values), values)

@@ -68,7 +68,6 @@ def _holds(made: _Chained, output: str, got: Array, tier: Tier) -> bool:
 
 
 def _chains(expected: Expected, count: int, one_pass: bool) -> Iterator[_Chained]:
-    """The results of so many chains, by the ways to take them."""
     kinds: list[type[_Chained]] = [_Chained, *([_OnePass] if one_pass else []), *([_Runs] if count > 1 else [])]
     if expected.problem.operation == Operation.BACKWARD:
         kinds.append(_Normalized)
@@ -82,7 +81,6 @@ def _chains(expected: Expected, count: int, one_pass: bool) -> Iterator[_Chained
 
 
 def _results(expected: Expected, output: str) -> Array:
-    """All of an output as stored."""
     problem = expected.problem
     whole = np.empty(expected.shape(output))
     for part in expected.parts(output, None, (Tier("exact", False, 1.0),)):
@@ -128,7 +126,6 @@ class _Chained(Expected):
         return self._sum(centred * centred) / x.dtype.type(x.shape[1])
 
     def _moments_of(self, x: Array) -> tuple[Array, Array]:
-        """Mean and variance of each row."""
         mean = self._sum(x) / x.dtype.type(x.shape[1])
         return mean, np.maximum(self._variance(x, mean), 0)
 
@@ -141,7 +138,6 @@ class _Chained(Expected):
         self._moments = self._moments._replace(mean=self._mean, variance=wide, inverse=self._inverse)
 
     def _products(self, x: Array, dy: Array, mean: Array, inverse: Array) -> Array:
-        """dscale."""
         return self._sum(dy * (x - mean)) * inverse
 
     def _take_sums(self) -> None:

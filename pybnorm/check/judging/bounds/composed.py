@@ -179,7 +179,6 @@ class BackwardElemt(Expected):
         """The sums are inputs."""
 
     def _totals(self) -> tuple[Array, Array, int]:
-        """sum_dy, sum_dy_xmu and n."""
         total, moment = (self.inputs.need(name).astype(np.float64) for name in ("sum_dy", "sum_dy_xmu"))
         return total, moment, self.problem.count
 
@@ -188,7 +187,6 @@ class BackwardElemt(Expected):
         return np.zeros(self._mean.shape), np.zeros(self._mean.shape)
 
     def _factors(self) -> tuple[Array, Array, Array]:
-        """g, c and s."""
         total, moment, n = self._totals()
         gain = self.inputs.scale.astype(np.float64) * self._inverse
         return gain, total / n, self._inverse * self._inverse * (moment / n)
@@ -249,7 +247,6 @@ class SyncBackward(BackwardElemt):
         Expected._take_sums(self)
 
     def _totals(self) -> tuple[Array, Array, int]:
-        """sum_dy, sum_dy_xmu and n."""
         return self._parameters["dbias"], self._parameters["dscale"] / self._inverse, self.problem.m
 
     def _total_errors(self, tier: Tier) -> tuple[Array, Array]:

@@ -180,13 +180,11 @@ class Expected:
         self._take_sums()
 
     def _take_saved(self) -> None:
-        """Mean and inverse standard deviation that are given."""
         self._mean = self.inputs.need("saved_mean").astype(np.float64)
         self._inverse = self.inputs.need("saved_inv_variance").astype(np.float64)
         self._deviations = lambda tier: given(self._inverse, np.zeros(()), self.precision.tiny)
 
     def _take_sums(self) -> None:
-        """dscale and dbias."""
         inputs, like = self.inputs, self._like
         if like is not None and self._has("x", "dy", "saved_mean", "saved_inv_variance"):
             given_ = self.problem.saved and like.problem.saved
@@ -200,8 +198,6 @@ class Expected:
         self._parameters |= {"dscale": sums.dscale, "dbias": sums.dbias}
 
     def _take_moments(self) -> None:
-        """Statistics of x, and what their bounds need."""
-
         p, problem, like = self.precision, self.problem, self._like
         if like is not None and self._has("x") and like.problem.epsilon == problem.epsilon:
             self._mean, self._inverse, self._moments = like._mean, like._inverse, like._moments
@@ -240,7 +236,6 @@ class Expected:
         return [gain, centre, slope], gradient
 
     def _whole(self, output: str) -> Array:
-        """y or dx before blending."""
         parameters, formula = self.formula(output)
         arrays = [self.inputs.x] if output == "y" else [self.inputs.x, self.inputs.need("dy")]
         whole = np.empty_like(self.inputs.x, dtype=np.float64)

@@ -175,7 +175,6 @@ _INFINITY_FOR_NAN = "infinite where the definition gives NaN, as another order o
 
 
 def _add(found: list[Finding], where: Array, wrong: bool, text: str, part: Part) -> None:
-    """Count the elements of a block that are off in one way."""
     count = int(np.count_nonzero(where))
     if not count:
         return
@@ -219,7 +218,6 @@ class _Marks:
 
 
 def _of(array: Array) -> _Marks:
-    """Element by element."""
     return _Marks(~np.isfinite(array), np.isnan(array))
 
 
@@ -290,7 +288,6 @@ def _backward(expected: Expected, output: str) -> _Marks:
 
 
 def _root(expected: Expected) -> _Marks:
-    """Follow NaN and infinity into the inverse standard deviation; that of an infinite variance is 0."""
     inverse = expected.statistics[1]
     return _Marks(np.isnan(inverse), np.isnan(inverse)) if expected.problem.takes_variance else _of(inverse)
 

@@ -53,7 +53,6 @@ def compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, ..
 
 
 def _together(tallies: list[Tally]) -> Tally:
-    """The counts of all parts of an output together, in order."""
     counted = ("over", "undecided", "unjudged", "wild", "different", "elements")
     points = sorted((point for tally in tallies for point in tally.worst), key=lambda point: -point.ratio)
     return Tally(
@@ -174,12 +173,10 @@ def _any(values: Array) -> bool:
 
 
 def _floor(worst: list[Point]) -> float:
-    """The ratio above which an element is among the worst."""
     return worst[-1].ratio if len(worst) == WORST_POINTS else 0.0
 
 
 def _largest(flat: Foreign, floor: float) -> Array:
-    """Places of the largest values above `floor`."""
     flat = flat.copy()
     found: list[int] = []
     while len(found) < WORST_POINTS and float(flat[place := int(np.argmax(flat))]) > floor:

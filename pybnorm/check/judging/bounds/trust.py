@@ -58,7 +58,6 @@ def untrusted(problem: Problem, inputs: Inputs, one_pass: bool = False) -> list[
 
 
 def _few(problem: Problem, inputs: Inputs, chosen: list[int]) -> tuple[Problem, Inputs]:
-    """The problem of the chosen statistics alone."""
     per_activation = problem.mode == Mode.PER_ACTIVATION
     few = Inputs(**{name: _pick(a, chosen, per_activation) for name, a in inputs.arrays().items()})
     return dataclasses.replace(problem, dims=few.x.shape, strides=()), few
@@ -103,7 +102,6 @@ def _bounds(expected: Expected, one_pass: bool) -> dict[str, list[tuple[Array, A
 
 
 def _moved(before: dict[str, list[tuple[Array, Array]]], after: Expected) -> bool:
-    """Say whether some output is off by more than its bound."""
     with np.errstate(all="ignore"):
         return any(
             bool(np.any(np.abs(part.reference - right) > bound))
@@ -131,7 +129,6 @@ def _before_activation(problem: Problem, inputs: Inputs) -> Array:
 
 
 def _weights(dy: Array, problem: Problem) -> Array:
-    """The size of dy in the last statistic where it is finite, else 0."""
     last = np.zeros(dy.shape)
     per_activation = problem.mode == Mode.PER_ACTIVATION
     rows, own = (a.reshape(len(dy), -1) if per_activation else a for a in (dy, last))
@@ -153,7 +150,6 @@ def _further(value: Array) -> Array:
 def _changed(
     problem: Problem, inputs: Inputs, name: str, change: Callable[[Array], Array], place: int | None = None
 ) -> Inputs:
-    """The inputs with one element of the last statistic of one of them changed."""
     old = getattr(inputs, name)
     data = old.shape == inputs.x.shape
     dtype = problem.dtype if data else problem.parameter_dtype

@@ -407,7 +407,6 @@ def _conditions(axis: _Axis, values: Array) -> Iterator[tuple[_Condition, int]]:
 
 
 def _choices(n: float, k: float) -> float:
-    """log2 of the ways to choose k of n."""
     if not 0 < k < n:
         return 0.0
     return (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
@@ -420,7 +419,6 @@ class _Found:
 
 
 def _search(grid: _Grid) -> _Found:
-    """The description that takes the fewest bits."""
     if grid.wrong == grid.total:
         return _Found((), 0.0)
     channel, place = grid.sample()
@@ -463,7 +461,6 @@ def _search(grid: _Grid) -> _Found:
 
 
 def _bits(grid: _Grid, size: int, covered: float) -> float:
-    """Bits that say which elements are wrong, of a box of that size and of the others."""
     covered = min(covered, size, grid.wrong)
     outside = grid.total - size
     missed = min(grid.wrong - covered, outside)
@@ -501,7 +498,6 @@ def _spread(grid: _Grid) -> str:
 
 
 def _picture(found: Array) -> list[str]:
-    """The largest level in each cell of channel by position."""
     images, channels, *plane = found.shape
     places = images * math.prod(plane)
     if places == 1:
