@@ -116,9 +116,7 @@ class Graph(_Refusing, graph.Graph):
     create_execution_plans = _stage("create_execution_plans", _returned)
     check_support = _stage("check_support", _returned)
     get_workspace_size = _stage("get_workspace_size", _raised)
-    get_workspace_size_plan_at_index = _stage("get_workspace_size_plan_at_index", _raised)
     get_plan_name = _stage("get_plan_name", _raised)
-    get_plan_name_at_index = _stage("get_plan_name_at_index", _raised)
     to_json = _stage("to_json", _raised)
 
     def checkNoDuplicateTensorIds(self) -> Error:
@@ -151,6 +149,14 @@ class Graph(_Refusing, graph.Graph):
     def get_autotune_workspace_size(self) -> int:
         """`get_workspace_size`: there is one plan."""
         return self.get_workspace_size()
+
+    def get_workspace_size_plan_at_index(self, plan_index: int) -> int:
+        """`pybnorm.graph.Graph.get_workspace_size_plan_at_index`."""
+        return int(_raised(super().get_workspace_size_plan_at_index, plan_index))
+
+    def get_plan_name_at_index(self, plan_index: int) -> str:
+        """`pybnorm.graph.Graph.get_plan_name_at_index`."""
+        return str(_raised(super().get_plan_name_at_index, plan_index))
 
     def execute(  # type: ignore[override]
         self, handle: Any, variant_pack: Mapping[Any, Any], workspace: Any = 0
