@@ -16,10 +16,10 @@ def page() -> str:
         "",
         "This page lists what `pybnorm.known_defects` knows of vendor libraries. `python ci/defects-page.py` makes "
         "it of the table in `pybnorm/defects/`.",
-        "`pybnorm check --case CASE` shows a defect. `CASE,algorithm=auto` runs other calls, which avoid what is wrong "
-        "or fails. Plans with algorithm `auto`, and all that is built on them, make these calls.",
-        "The vendor's entry points stay as they are: `Handle(known_defects=...)` says what they do.",
-        '`Handle(known_defects="avoid_all")` also avoids what is only less exact, where something better is known.',
+        "`pybnorm check --case CASE` shows a defect. Plans with algorithm `auto`, and all that is built on them, take "
+        "an algorithm of the library without the defect, where there is one.",
+        'Else `Handle(known_defects=...)` says what becomes of the call: with `"avoid"` `native` computes it, with '
+        '`"avoid_all"` also what is only less exact than it could be.',
     ]
     for backend in sorted({d.backend for d in DEFECTS}):
         lines += ["", f"## {SPECS[backend].label}"]
@@ -45,16 +45,18 @@ def _facts(defect: Defect) -> list[str]:
         effects[Effect.WRONG] = "inexact"
     links = [f"[{link}](https://github.com/{link.replace('#', '/issues/')})" for link in defect.links]
     outputs = f": {', '.join(f'`{name}`' for name in defect.outputs)}" if defect.outputs else ""
-    by = f"by {' or '.join(f'`{name}`' for name in defect.ways)}" if defect.ways else "by other calls"
-    avoided = "no: the call is refused" if defect.refused else f"yes, {by}"
-    if defect.effect == Effect.WEAK and not defect.avoided:
-        avoided = "where it takes" + by.removeprefix("by") if defect.ways else "no: it is no error"
-        avoided += f'; `known_defects="avoid_all"` avoids it, {by}' if defect.better else ""
-    if defect.cards:
+    ways = " or ".join(f"`{name}`" for name in defect.ways)
+    taken = "where it takes" if defect.effect == Effect.WEAK else "yes, by"
+    avoided = f"{taken} {ways}" if ways else "no"
+    if defect.refused:
+        avoided = "no: the call is refused"
+    elif defect.cards:
         avoided = "no: the error of the call names it"
-    if defect.backend == "onednn":  # on the CPU, where native is always there
+    elif defect.effect != Effect.WEAK or defect.better:
         policy = "avoid_all" if defect.effect == Effect.WEAK else "avoid"
-        avoided = f'no; with `known_defects="{policy}"` `native` computes the call'
+        avoided += f'; with `known_defects="{policy}"` `native` computes the call'
+    elif not ways:
+        avoided += ": it is no error"
     return [
         f"* Example: {defect.example}",
         f"* Versions: {since} {f'before {fixed}' if fixed else 'of which none is known to be correct'}",

@@ -38,7 +38,6 @@ try:
         loaded,
         relu,
         relu_backward,
-        set_avoider,
     )
 except ImportError:
     _found = importlib.machinery.PathFinder.find_spec("_core", __path__)
@@ -182,16 +181,10 @@ def __dir__() -> list[str]:
     return sorted(globals().keys() | _SUBMODULES)
 
 
-def _avoiding(*arguments: Any) -> tuple[Any, int, Any]:
-    found: tuple[Any, int, Any] = importlib.import_module(f"{__name__}.operations.avoidance").plan(*arguments)
-    return found
-
-
 def _problem(case: str) -> Any:
     return importlib.import_module(f"{__name__}.check.language.problem").Problem.parse(case)
 
 
-set_avoider(_avoiding)
 _set_reader(_problem)
 
 

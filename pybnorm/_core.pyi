@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, SupportsIndex
@@ -343,7 +343,7 @@ def cache(handle: Handle, owner: str) -> Cache:
     """Give the cache where module `owner` keeps calls made ready for this handle; closing it empties that."""
 
 def defects_of(handle: Handle, call: Call) -> tuple[Defect, ...]:
-    """The known defects that a `defects.Call` has, and that ``"auto"`` avoids."""
+    """The known defects that a `defects.Call` has."""
 
 def allow_in_place(handle: Handle, allowed: bool) -> None:
     """Set whether an output may be an input itself; to callers that is refused, the judge asks for it."""
@@ -359,15 +359,11 @@ def refuse_addresses(plan: Plan) -> None:
 def way_of(
     handle: Handle, operation: Operation, tensors: dict[str, TensorDescriptor], values: dict[str, Any], running: bool,
     saved: bool, deterministic: bool, alignment: int, share: float = 0.0, sums_only: bool = False,
-    algorithm: str = "auto",
 ) -> Plan:  # fmt: skip
-    """The library's own way that an algorithm takes for a batch-norm call, for `CallList.append`."""
+    """The way that ``"auto"`` takes for a batch-norm call, for `CallList.append`."""
 
-def tell_of_defects(handle: Handle, call: Any, written: list[str]) -> None:
-    """Warn of a batch-norm call's known defects, or refuse it, as the handle's policy says."""
-
-def set_avoider(avoider: Callable[..., tuple[CallList, int, tuple[str, ...]]]) -> None:
-    """Have `avoider` find other calls where one has a known defect."""
+def tell_of_defects(handle: Handle, call: Any, written: list[str], way: Plan | None = None) -> None:
+    """Warn of a call that has known defects, or refuse it, as the handle's policy says."""
 
 def install_torch_kernels(
     threads: object, host: object, operators: Sequence[tuple[str, str]], files: tuple[str, str | None]

@@ -91,7 +91,6 @@ __all__ = [
     "relu_backward",
     "remove_torch_kernels",
     "search_spec",
-    "set_avoider",
     "tell_of_defects",
     "tensors",
     "way_of",

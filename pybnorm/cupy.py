@@ -25,6 +25,7 @@ d_layout
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import array_api_compat
@@ -254,9 +255,7 @@ class _Call:
 
     def vector(self, array: Any, name: str) -> Any:
         """An array of the shape and the dtype that the library computes with; a view where it has these."""
-        size = 1
-        for n in self.parameters:
-            size *= n
+        size = math.prod(self.parameters)
         if _array(array, name).size != size:
             raise ArgumentError(name, f"shape {array.shape}", f"{size} values, as x and cudnn_mode have parameters")
         as_buffer(array, name)  # refuses what are no numbers of a type that libraries have

@@ -233,10 +233,10 @@ def backend(request):
     return request.param
 
 
-def opened_handle(backend):
+def opened_handle(backend, policy=None):
     """A handle of the backend, whose library is here."""
     try:
-        return pybnorm.Handle(backend)
+        return pybnorm.Handle(backend, known_defects=policy)
     except pybnorm.NotInitializedError as error:
         absent("PYBNORM_REQUIRE_DEVICE", backend, f"the library is here but not a device: {error.text or error}")
 
@@ -270,6 +270,13 @@ def handle(backend):
     """An open handle of each backend that finds a device."""
     opened = opened_handle(backend)
     with opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def right(backend):
+    """The same, where results have to be correct: native computes what MIOpen gets wrong or does not have."""
+    with opened_handle(backend, "avoid" if backend == "miopen" else None) as opened:
         yield opened
 
 

@@ -21,6 +21,15 @@ cdef struct _Place:
     size_t offset
 
 
+cdef int _resize(void **memory, size_t count, size_t size) except -1:
+    """Make room for `count` elements of a size."""
+    cdef void *grown = realloc(memory[0], count * size)
+    if grown == NULL:
+        raise MemoryError
+    memory[0] = grown
+    return 0
+
+
 cdef class CallList:
     """CallList(handle)\n--\n\nA handle's calls in a row, checked once and run again and again on other
     memory.
@@ -113,9 +122,9 @@ cdef class CallList:
         cdef int op = _arguments.operation(operation)
         cdef int row
         cdef size_t offset, nbytes
-        cdef void *grown
         cdef const char *why = NULL
         cdef uint32_t bits
+        cdef const pbn_backend *maker
         cdef int place = self.ends[self.count - 1] if self.count else 0
         handle._check()
         if handle.table != self.table:
@@ -140,12 +149,13 @@ cdef class CallList:
                 raise errors.ArgumentError("arrays", f"no {name}", f"{needed}, for {_CALL_NAMES[op]}")
         _set_scalars(&call, values, described, None, "running_mean" in arrays)
         own = described.get("x", described.get("y"))
-        _check_capability(self.table, op, call.mode, own, _CALL_NAMES[op])
+        maker = self.table if plan is None or plan.maker == NULL else plan.maker
+        _check_capability(maker, op, call.mode, own, _CALL_NAMES[op])
         for row in range(PBN_ROWS):
             if pbn_rows[row].operation == op and _ROW_NAMES[row] in arrays:
-                _check_known(self.table, &pbn_rows[row], call.mode, own)
+                _check_known(maker, &pbn_rows[row], call.mode, own)
         if _arguments.boolean(values.get("inverse", False), "inverse"):
-            bits = self.table.capability(op, call.mode, own.tensor.dtype, own.tensor.layout, own.tensor.rank, &why)
+            bits = maker.capability(op, call.mode, own.tensor.dtype, own.tensor.layout, own.tensor.rank, &why)
             if not bits & PBN_CAP_INVERSE:
                 raise _unsupported(handle, _CALL_NAMES[op], "Capability.INVERSE is not set")
             call.inverse = 1
@@ -153,7 +163,10 @@ cdef class CallList:
             key = _key(arrays["x"]), call.mode
             pd = self.descriptors.get(key)
             if pd is None:
-                pd = self.descriptors[key] = derive_bn_tensor_descriptor(own, Mode(call.mode))
+                pd = _parameters_of(own, call.mode) if maker != self.table else derive_bn_tensor_descriptor(
+                    own, Mode(call.mode)
+                )
+                self.descriptors[key] = pd
             call.param_desc = &pd.tensor
         pair = _arguments.items(workspace, "workspace", "offset and bytes", 2)
         if len(pair) != 2:
@@ -168,28 +181,16 @@ cdef class CallList:
         if (call.share != 0 or call.sums_only) if plan is None else not self._takes(plan, &call):
             raise errors.ArgumentError("plan", plan, f"what way_of said of this {_CALL_NAMES[op]} by the list's handle")
         self.slots = max(self.slots, 1)  # slot 0 is the workspace's
-        grown = realloc(self.calls, (self.count + 1) * sizeof(pbn_call))
-        if grown == NULL:
-            raise MemoryError
-        self.calls = <pbn_call *>grown
-        grown = realloc(self.ends, (self.count + 1) * sizeof(int))
-        if grown == NULL:
-            raise MemoryError
-        self.ends = <int *>grown
-        grown = realloc(self.ways, (self.count + 1) * sizeof(_Way))
-        if grown == NULL:
-            raise MemoryError
-        self.ways = <_Way *>grown
+        _resize(<void **>&self.calls, self.count + 1, sizeof(pbn_call))
+        _resize(<void **>&self.ends, self.count + 1, sizeof(int))
+        _resize(<void **>&self.ways, self.count + 1, sizeof(_Way))
         self.ways[self.count] = _Way(NULL, False, 1)
         if plan is not None:
-            # On the CPU no kernel depends on it.
-            alignment = 1 if self.table.device_type == PBN_DEVICE_CPU else plan.alignment
+            # native takes any, and on the CPU no kernel depends on it.
+            alignment = 1 if plan.maker != NULL or self.table.device_type == PBN_DEVICE_CPU else plan.alignment
             self.ways[self.count] = _Way(plan.plan, True, alignment)
         self.given.append(plan)
-        grown = realloc(self.places, (place + <int>len(arrays)) * sizeof(_Place))
-        if grown == NULL:
-            raise MemoryError
-        self.places = <_Place *>grown
+        _resize(<void **>&self.places, place + <int>len(arrays), sizeof(_Place))
         for name, buffer in arrays.items():
             self.places[place].member = _MEMBERS[name]
             self.places[place].slot = self._slot(buffer.pointer)
@@ -201,7 +202,7 @@ cdef class CallList:
     cdef bint _takes(self, Plan plan, const pbn_call *call) noexcept:
         """Say whether the plan is the list's handle's, and one of such a call."""
         return (
-            plan.plan != NULL and plan.alone and plan.serial == self.serial
+            plan.plan != NULL and plan.serial == self.serial
             and plan.call.operation == call.operation and plan.call.sums_only == call.sums_only
             and (plan.call.share != 0) == (call.share != 0)
         )
@@ -217,11 +218,8 @@ cdef class CallList:
         """Say that memory is read or written, for `apart`."""
         address, nbytes = _arguments.pointer(address, "address"), _arguments.byte_count(nbytes, "nbytes")
         element, written = _arguments.integer(element, "element", 1, 16), _arguments.boolean(written, "written")
-        cdef void *grown = realloc(self.extents, (self.extent_count + 1) * sizeof(_Extent))
         cdef _Extent *extent
-        if grown == NULL:
-            raise MemoryError
-        self.extents = <_Extent *>grown
+        _resize(<void **>&self.extents, self.extent_count + 1, sizeof(_Extent))
         extent = &self.extents[self.extent_count]
         extent.slot, extent.start = self._slot(address), address & _OFFSET
         extent.end, extent.element, extent.written = extent.start + <size_t>nbytes, element, written
@@ -317,36 +315,6 @@ cdef class CallList:
                 _run(handle, &call, plan, _CALL_NAMES[call.operation], algorithm, maker)
         finally:
             lock.release()
-
-    cdef str _not_in_place(self, Handle handle, int source, int target):
-        """Why the calls would be wrong where slot `target` is slot `source`'s memory; empty where they are correct."""
-        cdef const pbn_row *row
-        cdef const pbn_tensor *t
-        cdef int i, k
-        cdef int j = 0
-        over = []  # what has been written of it
-        for i in range(self.count):
-            reads, writes, saved = [], [], False
-            while j < self.ends[i]:
-                k = 0
-                while pbn_rows[k].operation != self.calls[i].operation or pbn_rows[k].address != self.places[j].member:
-                    k += 1
-                row = &pbn_rows[k]
-                saved = saved or row.when == PBN_SAVED
-                if not row.vector and self.places[j].slot == (target if row.written else source):
-                    t = (<const pbn_tensor **>(<char *>&self.calls[i] + row.descriptor))[0]
-                    last = sum([(t.dims[a] - 1) * t.strides[a] for a in range(t.rank)])
-                    part = self.places[j].offset, self.places[j].offset + (last + 1) * DataType(t.dtype).itemsize
-                    (writes if row.written else reads).append(part)
-                j += 1
-            if any([start < stop and begin < end for start, end in reads for begin, stop in over]):
-                return f"{_CALL_NAMES[self.calls[i].operation]} reads what a call before it has written over"
-            if reads and writes:
-                reason = _not_in_place(handle, &self.calls[i], saved) if reads == writes else "parts of it are read"
-                if reason:
-                    return reason
-            over += writes
-        return ""
 
     cdef int _plan(self, Handle handle, const pbn_call *call, int i) except -1:
         """Plans a call of the list, under the handle's lock: what does not depend on addresses is then done once."""

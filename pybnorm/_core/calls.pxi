@@ -354,12 +354,18 @@ cdef int _run(
 ) except -1:
     """Runs the vendor's plan, or its entry point where there is none, without the GIL; under the handle's lock.
 
-    `maker`: the backend that made the plan, where that is not the handle's: native, whose plans need no handle.
+    `maker`: the backend that made the plan, where that is not the handle's: native, on the handle's stream.
     """
     handle._check()  # an array's own protocol, or a signal handler, may have closed it since
     cdef const pbn_backend *table = handle.table if maker == NULL else maker
-    cdef pbn_handle *c_handle = handle.handle
+    cdef pbn_handle *c_handle = handle.handle if maker == NULL else handle.native
+    cdef void *stream = NULL
     cdef int status
+    if maker != NULL and table.device_type != PBN_DEVICE_CPU:
+        status = handle.table.stream_get(handle.handle, &stream)
+        if status != 0:
+            raise _error(handle.table, status, "get_stream", ())
+        table.stream_set(c_handle, stream)
     with nogil:
         if plan != NULL:
             status = table.plan_run(c_handle, plan, call)

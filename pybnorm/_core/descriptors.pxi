@@ -318,6 +318,12 @@ def derive_bn_tensor_descriptor(x_desc, mode):
     return derived
 
 
+cdef TensorDescriptor _parameters_of(TensorDescriptor x, int mode):
+    """The same by the rule, for a call that the backend does not have."""
+    dims = _arguments.derived_dims(x.dims, Mode(mode))
+    return TensorDescriptor(x.backend, _arguments.derived_data_type(x.dtype), dims, _arguments.packed_strides(dims))
+
+
 cdef int _check_capability(
     const pbn_backend *table, int operation, int mode, TensorDescriptor x, str function
 ) except -1:

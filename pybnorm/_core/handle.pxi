@@ -7,6 +7,9 @@ cdef class _HandleLife:
     """The objects that a handle owns, from opening to closing."""
     cdef const pbn_backend *table
     cdef pbn_handle *handle
+    cdef pbn_handle *native  # which computes what has a defect, where the handle avoids; else NULL
+    cdef const pbn_backend *native_table
+    cdef str no_native  # why it is not there
     cdef bint borrowed
     cdef bint forked
     cdef int device_id  # -1 if it is not known
@@ -26,16 +29,16 @@ cdef class _HandleLife:
     cdef readonly object device
     cdef str card  # the device's name for the table of defects; empty where it is not known
     cdef str policy
+    cdef bint avoids  # whether native computes what the library gets wrong or does not have
     cdef str unseen  # what to say of a version that no run has seen
-    cdef tuple defects  # of this library, that its entry points avoid or warn of
-    cdef tuple avoided  # those, and the weaknesses that "auto" avoids
+    cdef tuple defects  # of this library, that its entry points have; with their weaknesses where the handle avoids all
     cdef tuple weak  # weaknesses that some of its algorithms do not have
-    cdef int tuned  # whether those two hold the defects of tuned kernels
+    cdef int tuned  # whether those hold the defects of tuned kernels
     cdef bint in_place  # the judge's: an output may be an input itself; to callers that is refused
     cdef object __weakref__
 
     def __cinit__(self):
-        self.handle = NULL
+        self.handle = self.native = NULL
         self.scratch = NULL
         self.scratch_size = 0
         self.forked = False
@@ -83,14 +86,15 @@ cdef class _HandleLife:
         self.unseen = defects.unrecorded(library.backend, library.version)
         if self.unseen and policy != "ignore":
             _tell_once(self.unseen)
-        if table.device_type == PBN_DEVICE_CPU and policy in ("avoid", "avoid_all"):
-            load("native")  # which then computes what has a defect
         self.backend = library.backend
         known = defects._of_library(library, True)
         self.weak = tuple([d for d in known if d.ways and d.effect == defects.Effect.WEAK])
         self.tuned = -1
         self._look_up()
         self.device_id = table.handle_device(handle)
+        self.avoids = policy in ("avoid", "avoid_all") and not self.backend.startswith("native")
+        if self.avoids:
+            _open_native(<Handle>self)
         if self.device_id >= 0:
             self.device = self.device_id
         found = self.device_id >= 0 and table.card != NULL and table.card(self.device_id, card, sizeof(card))
@@ -105,9 +109,7 @@ cdef class _HandleLife:
             self.table.takes_by_time != NULL and self.table.takes_by_time(self.handle) > 0
         )
         if tuned != self.tuned:
-            every = self.policy == "avoid_all"
-            self.defects = defects._of_library(self.library, every, tuned)
-            self.avoided = defects._of_library(self.library, every, tuned, True)
+            self.defects = defects._of_library(self.library, self.policy == "avoid_all", tuned)
             self.tuned = tuned
         return 0
 
@@ -176,14 +178,9 @@ cdef class _HandleLife:
         self._check_open()
         return self.policy
 
-    cdef bint _avoids(self, object algorithm):
-        """Say whether calls of that algorithm go another way where they have a known defect."""
-        return algorithm in ("auto", "fast") or (algorithm is None and self.policy in ("avoid", "avoid_all"))
-
-    cdef tuple _met(self, object call, bint auto):
+    cdef tuple _met(self, object call):
         self._check_open()
-        known = self.avoided if auto else self.defects
-        return tuple([d for d in known if d.predicate(call)]) if known else ()
+        return tuple([d for d in self.defects if d.predicate(call)])
 
     @property
     def stream(self):
@@ -365,8 +362,11 @@ cdef class _HandleLife:
             cache.clear()
         self.plans.clear()
         with nogil:
+            if self.native != NULL:
+                self.native_table.handle_destroy(self.native)
             status = self.table.handle_destroy(handle)
             free(self.scratch)
+        self.native = NULL
         self.scratch = NULL
         self.scratch_size = 0
         self.descriptors.clear()

@@ -17,14 +17,14 @@ cdef class Handle(_HandleCalls):
     stream : int or object with ``__cuda_stream__``, optional
         Stream for the calls; default: the vendor's default stream. For oneDNN a ``dnnl_stream_t``.
     known_defects : str, optional
-        What the vendor's entry point does with a call that `pybnorm.known_defects` knows to be wrong, or to fail, with
-        this version of the library: ``"warn"``, the call and a KnownDefectWarning once for each kind of call;
-        ``"avoid"``, other calls in its place, which take more time and workspace; ``"avoid_all"``, the same, and in all
-        that is built on the handle also where a result is only less exact than it could be, as one-pass variances are
-        where the mean is large against the deviation; ``"error"``, an UnsupportedError;
-        ``"ignore"``, the call. Default: the environment variable PYBNORM_KNOWN_DEFECTS, or ``"warn"``. Algorithm
-        ``"auto"`` and all that is built on it avoid known defects whatever is said here; where there is no other way,
-        the UnsupportedError names the defect.
+        What becomes of a call that `pybnorm.known_defects` knows to be wrong, or to fail, with this version of the
+        library: ``"warn"``, it is made, with a KnownDefectWarning once for each kind of call; ``"avoid"``, native
+        computes it on the same memory and stream, as it does a batch norm that the library does not have, or an
+        UnsupportedError says why that cannot be; ``"avoid_all"``, the
+        same, also where a result is only less exact than it could be, as one-pass variances are where the mean is large
+        against the deviation; ``"error"``, an UnsupportedError; ``"ignore"``, it is made. Default: the environment
+        variable PYBNORM_KNOWN_DEFECTS, or ``"warn"``. Algorithm ``"auto"`` and all that is built on it first take an
+        algorithm of the library without the defect, whatever is said here.
 
     Attributes
     ----------

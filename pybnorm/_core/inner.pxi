@@ -30,20 +30,26 @@ def bound(dict defaults not None, tuple front not None, tuple required not None,
 
 
 def defects_of(Handle handle not None, call):
-    """The known defects that a `defects.Call` has, and that ``"auto"`` avoids."""
-    return handle._met(call, True)
+    """The known defects that a `defects.Call` has."""
+    return handle._met(call)
 
 
-def tell_of_defects(Handle handle not None, call, list written not None):
-    """Warn of a batch-norm call's known defects, or refuse it, as the handle's policy says.
+def tell_of_defects(Handle handle not None, call, list written not None, Plan way=None):
+    """Warn of a call that has known defects, or refuse it, as the handle's policy says.
 
     Parameters
     ----------
     handle : Handle
     call : defects.Call
     written : list of str
+    way : Plan, optional
+        What makes the call; by default the entry point.
     """
-    met = handle._met(call, False)
+    met = handle._met(call)
+    if way is not None:
+        met = () if way.maker != NULL else tuple([d for d in met if _family(way.algorithm) not in d.ways])
+    if met and handle.avoids:
+        raise _not_avoided(handle, _CALL_NAMES[call.operation], _fault(met), handle.no_native or "it refuses the call")
     if met and handle.policy != "ignore":
         _warn_of_defects(handle, met, call, _CALL_NAMES[call.operation], written)
 
@@ -86,9 +92,9 @@ def refuse_addresses(Plan plan not None):
 
 def way_of(
     Handle handle not None, operation, dict tensors not None, dict values not None, running, saved, deterministic,
-    alignment, share=0.0, sums_only=False, algorithm="auto",
+    alignment, share=0.0, sums_only=False,
 ):
-    """The library's own way that an algorithm takes for a batch-norm call, for `CallList.append`.
+    """The way that ``"auto"`` takes for a batch-norm call, for `CallList.append`.
 
     Parameters
     ----------
@@ -108,8 +114,6 @@ def way_of(
         1 over the number of values that backward's given sums, or the merged statistics, are of; 0: none.
     sums_only : bool
         Whether y or dx is left alone.
-    algorithm : str
-        Of halves: ``"fast"`` takes those too that the measured table has as slower or does not have.
 
     Returns
     -------
@@ -119,7 +123,6 @@ def way_of(
     Raises
     ------
     ArgumentError, UnsupportedError
-        Also where only other calls in its place are correct.
     """
     cdef int op = _arguments.operation(operation)
     cdef Plan plan
@@ -127,8 +130,8 @@ def way_of(
         raise errors.ArgumentError("operation", operation, "a batch-norm call")
     plan = _plan(
         handle, op, tensors, values, _has(running, saved, tensors.get("z")), (Activation.NONE, 0.0, 0.0),
-        algorithm, None, False, True,
-        _arguments.boolean(deterministic, "deterministic"), True, alignment, share, sums_only,
+        "auto", None, False, True,
+        _arguments.boolean(deterministic, "deterministic"), alignment, share, sums_only,
     )
     plan.handle = None  # whose lists have it: it would be a circle
     return plan

@@ -2,23 +2,8 @@
 
 cdef str _POLICY = "PYBNORM_KNOWN_DEFECTS"
 cdef tuple _POLICIES = ("warn", "avoid", "avoid_all", "error", "ignore")
-cdef object _avoider = None
 cdef set _told = set()  # the warnings that this process gives once: of unseen versions, of means far from 0
 cdef list _TRAINED = ["y", "saved_inv_variance", "running_variance"]
-
-
-def set_avoider(avoider):
-    """Have `avoider` find other calls where one has a known defect.
-
-    Parameters
-    ----------
-    avoider : callable
-        Takes a handle, the `defects.Call`, slot and descriptor of each tensor by its name, the scalars, and the
-        defects, none where the call is refused as its arrays lie; returns a `CallList`, the bytes of workspace that it
-        needs, and what is copied.
-    """
-    global _avoider
-    _avoider = avoider
 
 
 cdef str _policy(object value):
@@ -29,6 +14,38 @@ cdef str _policy(object value):
     if not isinstance(value, str) or value not in _POLICIES:
         raise errors.ArgumentError(name, value, f"one of {', '.join(_POLICIES)}")
     return value
+
+
+cdef int _open_native(Handle handle) except -1:
+    """Open native for the calls of a handle that avoids, on its device; or note why that cannot be."""
+    cdef const pbn_backend *table
+    cdef int status
+    try:
+        backend = _backend_on("native", str(_device_name(handle.table.device_type)).lower())
+        load(backend)
+    except errors.PybnormError as error:
+        handle.no_native = str(error)
+        return 0
+    table = _table(backend)
+    status = table.handle_create(&handle.native)
+    if status != 0:
+        handle.no_native = str(_error(table, status, "create", ()))
+    elif handle.device_id >= 0 and table.handle_device(handle.native) != handle.device_id:
+        table.handle_destroy(handle.native)  # that of a borrowed handle need not be current
+        handle.native = NULL
+        handle.no_native = f"device {handle.device_id}, the handle's, was not current when the handle was made"
+    handle.native_table = table
+    return 0
+
+
+cdef object _not_avoided(Handle handle, str name, str fault, str why):
+    """The error of a call that the library gets wrong or does not have, and that native does not compute."""
+    return _unsupported(handle, name, f"{fault}; native does not compute it here: {why}")
+
+
+cdef str _fault(tuple met):
+    """The known defects of a call, for errors and reasons."""
+    return f"known defect {', '.join([d.id for d in met])}: {met[0].what}"
 
 
 cdef object _asked(Handle handle, const pbn_call *call, bint saved, uintptr_t alignment, bint inplace=False):
@@ -114,7 +131,7 @@ cdef int _tell_of_means(Handle handle, str name) except -1:
             _told.add(defect.id)
             errors._warn(
                 f"{handle.backend} {name}: a mean is 1000 times its deviation or more; {_said(defect, _TRAINED)}. "
-                "Handle(known_defects='avoid_all') goes another way", errors.KnownDefectWarning,
+                "Handle(known_defects='avoid_all') has native compute such calls", errors.KnownDefectWarning,
             )
     return 0
 
@@ -128,13 +145,13 @@ cdef int _warn_of_defects(Handle handle, tuple met, object asked, str name, list
     if met and handle.policy == "error":
         raise _unsupported(
             handle, name,
-            f"{_said(met[0], written)}. Handle(known_defects='avoid') goes another way, 'ignore' makes the call",
+            f"{_said(met[0], written)}. Handle(known_defects='avoid') has native compute it, 'ignore' makes the call",
         )
     shape = "x".join(map(str, asked.dims))
     for defect in met:
         errors._warn(
             f"{handle.backend} {name} of {asked.dtype.short} {shape}: {_said(defect, written)}. "
-            "Handle(known_defects='avoid') goes another way, 'error' refuses such calls, 'ignore' is silent",
+            "Handle(known_defects='avoid') has native compute it, 'error' refuses such calls, 'ignore' is silent",
             errors.KnownDefectWarning,
         )
     return 0

@@ -68,25 +68,9 @@ cdef object _like(Handle handle, object tensor, str name, object default):
     return handle._data(tensor, name)
 
 
-cdef bint _by_native(Plan plan, Handle handle, tuple met) except -1:
-    """Say whether native computes a plan's call on the same memory, for a handle on the CPU that avoids defects."""
-    cdef const char *chosen = NULL
-    cdef const char *why = NULL
-    if plan.table.device_type != PBN_DEVICE_CPU or handle.policy not in ("avoid", "avoid_all"):
-        return False
-    plan.maker = _table("native")
-    if plan.maker.plan_create(NULL, &plan.call, NULL, &plan.plan) != 0:
-        plan.plan, plan.maker = NULL, NULL
-        return False
-    plan.maker.plan_info(plan.plan, &plan.workspace_size, &plan.reserve_size, &chosen, &why)
-    plan.algorithm = "native"
-    plan.reason = f"avoids known defect {', '.join([d.id for d in met])}: {met[0].what}"
-    return True
-
-
 cdef object _unrepeated(Plan plan):
-    """Why the plan's bits are not known to repeat, or None. Calls in its place are entry points."""
-    cdef const pbn_backend *table = plan.table
+    """Why the plan's bits are not known to repeat, or None."""
+    cdef const pbn_backend *table = plan.table if plan.maker == NULL else plan.maker
     cdef const char *why
     cdef bytes name = plan.algorithm.encode("ascii")
     if table.unrepeated == NULL:
@@ -97,7 +81,7 @@ cdef object _unrepeated(Plan plan):
 
 cdef Plan _plan(
     Handle handle, int operation, dict tensors, dict values, int has, tuple activation, object algorithm,
-    TensorDescriptor param=None, bint warns=True, bint unbiased=True, bint deterministic=False, bint alone=False,
+    TensorDescriptor param=None, bint warns=True, bint unbiased=True, bint deterministic=False,
     uintptr_t alignment=0, double share=0.0, bint sums_only=False,
 ):
     """A call made ready.
@@ -105,26 +89,25 @@ cdef Plan _plan(
     `tensors`: what data tensors look like, descriptors or arrays, by name; the others look like x. `values`: mode and
     scalars. `has`: PBN_RUNNING, PBN_SAVED, PBN_RESIDUAL. `param`: of the parameters; derived where it is None.
     `warns`: of known defects; not for a query. `unbiased`: whether the running variance takes that variance.
-    `deterministic`: only a way whose bits repeat. `alone`: no other calls in its place; an error then. `alignment`: of
-    data tensors that are descriptors; 0: 16. `share`, `sums_only`: as in pbn_call.
+    `deterministic`: only a way whose bits repeat. `alignment`: of data tensors that are descriptors; 0: 16. `share`,
+    `sums_only`: as in pbn_call.
     """
     kind = _PLANS.get(operation, Plan)
     cdef Plan plan = kind.__new__(kind)
     cdef pbn_call *call = &plan.call
     cdef const pbn_row *row
-    cdef TensorDescriptor own
+    cdef TensorDescriptor x, own
     cdef _Argument *argument
     cdef int i
     cdef int first = 0
     cdef bint placed
-    refusal = None
     handle._check()
     if activation[0] != Activation.NONE:
         has |= PBN_ACTIVATED
         if algorithm is not None:  # the entry points make the mask from x and the bias
             has |= PBN_MASKED
     call.operation, call.deterministic = operation, deterministic
-    plan.alone, plan.serial, call.share, call.sums_only = alone, handle.serial, share, sums_only
+    plan.serial, call.share, call.sums_only = handle.serial, share, sums_only
     while pbn_rows[first].operation != operation:
         first += 1
     while first + plan.count < PBN_ROWS and pbn_rows[first + plan.count].operation == operation:
@@ -170,23 +153,20 @@ cdef Plan _plan(
                 placed = given[i] is not None and not isinstance(like, TensorDescriptor)
                 if placed and like.pointer:  # without elements there is none
                     _set_address(call, argument.row, _address(like, "z" if argument.row.when else plan.names[i]))
-        own = <TensorDescriptor>found[plan.names.index("x" if "x" in likes else "y")]
+        x = <TensorDescriptor>found[plan.names.index("x" if "x" in likes else "y")]
+        refusal, own = None, param
         try:
-            _check_capability(plan.table, operation, call.mode, own, plan.name)
+            _check_capability(plan.table, operation, call.mode, x, plan.name)
+            for i in range(plan.count):
+                if plan.arguments[i].planned:
+                    _check_known(plan.table, plan.arguments[i].row, call.mode, x)
+            if _normalizes(operation) and param is None:
+                own = derive_bn_tensor_descriptor(x, Mode(call.mode))
         except errors.UnsupportedError as error:
-            if algorithm not in ("auto", "fast"):
-                raise
-            refusal = error  # copies may be taken
-        for i in range(plan.count):
-            if refusal is None and plan.arguments[i].planned:
-                _check_known(plan.table, plan.arguments[i].row, call.mode, own)
+            refusal = plan._refused(handle, algorithm, error)
+            own = _parameters_of(x, call.mode) if param is None else param
         if _normalizes(operation):
-            if param is None:
-                try:
-                    own = derive_bn_tensor_descriptor(own, Mode(call.mode))
-                except errors.UnsupportedError as error:
-                    raise error if refusal is None else refusal
-            else:
+            if param is not None:
                 own = TensorDescriptor(handle.backend, param.dtype, param.dims, param.strides)
             call.param_desc = &own.tensor
         for i in range(plan.count):

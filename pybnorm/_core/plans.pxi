@@ -14,15 +14,6 @@ cdef struct _Argument:  # of a plan's calls, by its line in the table
     size_t element
 
 
-cdef dict _options(const pbn_call *call):
-    options = {"alpha": call.alpha, "beta": call.beta, "epsilon": call.epsilon}
-    if call.operation == PBN_OP_BACKWARD:
-        options |= {"alpha_param": call.alpha_param, "beta_param": call.beta_param}
-    elif call.operation == PBN_OP_FORWARD_TRAINING:
-        options["exponential_average_factor"] = call.factor
-    return options
-
-
 cdef int _given_space(
     Handle handle, object given, str name, list kept, void **address, size_t *size
 ) except -1:
@@ -58,8 +49,8 @@ cdef class Plan:
     Attributes
     ----------
     algorithm : str
-        The one that runs, for cuDNN a name of `algorithms`. In place of a call that has a known defect ``"native"``,
-        our own kernels, or ``"composed"``, several calls of MIOpen or cuDNN.
+        The one that runs, for cuDNN a name of `algorithms`; ``"native"`` where a handle that avoids known defects has
+        our own kernels compute the call.
     reason : str
         Why it was chosen.
     workspace_size : int
@@ -102,9 +93,7 @@ cdef class Plan:
     cdef readonly size_t workspace_size
     cdef readonly size_t reserve_size
     cdef readonly bint deterministic
-    cdef bint alone  # never: of `way_of`
-    cdef uint64_t serial  # of the handle, where alone
-    cdef CallList others  # made in this one's place where it has a known defect; else None
+    cdef uint64_t serial  # of the handle
     cdef bint in_place, looked  # a call has written y over x, or dx over dy, and may; its statistics were looked at
     # Around a training that keeps the biased variance; None in others.
     cdef CallList before
@@ -147,7 +136,7 @@ cdef class Plan:
     cdef int _make(self, Handle handle, object algorithm, bint warns, object refusal) except -1:
         """Makes the vendor's plan of `call`, whose addresses are those that it is made for; then clears them.
 
-        `refusal`: of a call that the vendor does not take as its arrays lie, else None.
+        `refusal`: why the vendor has no such call, which native then computes; None: it has.
         """
         cdef const pbn_backend *table = handle.table
         cdef const char *chosen = NULL, *why = NULL
@@ -168,31 +157,20 @@ cdef class Plan:
             | <uintptr_t>self.call.z | <uintptr_t>self.call.dz
         )
         handle._check()  # an array's own protocol, or a signal handler, may have closed it since
-        if refusal is not None:
-            if self.alone or not self._copy(handle, refusal):
-                raise refusal
-            self._clear()
-            return 0
         if table.takes_by_time != NULL:
             handle._look_up()
+        if refusal is not None:
+            self._by_native(handle, f"what the library refuses: {refusal.text}")
+            self._clear()
+            return 0
         asked = None
-        half = self.call.share != 0 or self.call.sums_only
-        if (handle.avoided or handle.weak) and _normalizes(self.call.operation) and not half:
+        if (handle.defects or handle.weak) and _normalizes(self.call.operation):
             asked = _asked(handle, &self.call, self.call.saved_mean != NULL, self.alignment)
-            met = handle._met(asked, algorithm in ("auto", "fast"))
-            if met and handle._avoids(algorithm):
-                if self._by_way(handle, algorithm, asked, met) or _by_native(self, handle, met):
-                    self._clear()
-                    return 0
-                if table.device_type == PBN_DEVICE_CPU:
-                    met = tuple([d for d in met if d.effect != defects.Effect.WEAK])
-                elif self.alone:
-                    raise _unsupported(handle, self.name, f"known defect {', '.join([d.id for d in met])}")
-                elif self._avoid(handle, asked, met):
-                    self._clear()
-                    return 0
-                else:
-                    met = ()  # only weak, and nothing better
+            met = handle._met(asked)
+            if met and self._otherwise(handle, algorithm, met):
+                self._clear()
+                return 0
+            met = tuple([d for d in met if d.effect != defects.Effect.WEAK])
             if met and warns and handle.policy != "ignore":
                 written = [
                     self.names[i] for i in range(self.count)
@@ -207,7 +185,8 @@ cdef class Plan:
                 status = table.plan_create(handle.handle, &self.call, chosen, &self.plan)
             if status != 0:
                 shown = _shown(&self.call)
-                raise _error(table, status, self.name, shown if one_way else (*shown, f"algorithm={algorithm}"))
+                error = _error(table, status, self.name, shown if one_way else (*shown, f"algorithm={algorithm}"))
+                return self._make(handle, algorithm, warns, self._refused(handle, algorithm, error))
         if self.plan != NULL:
             table.plan_info(self.plan, &self.workspace_size, &self.reserve_size, &chosen, &why)
             self.algorithm, self.reason = chosen.decode(), why.decode()
@@ -219,10 +198,7 @@ cdef class Plan:
                 status = table.workspace_size(handle.handle, &self.call, &self.workspace_size)
             if status != 0:
                 error = _error(table, status, self.name, _shown(&self.call))
-                if status != PBN_E_UNSUPPORTED or algorithm not in ("auto", "fast") or not self._copy(handle, error):
-                    raise error
-                self._clear()
-                return 0
+                return self._make(handle, algorithm, warns, self._refused(handle, algorithm, error))
             self.algorithm = "plain"
             self.reason = "the one entry point of this backend" if one_way else "the entry point, and nothing else"
         self._clear()
@@ -232,14 +208,34 @@ cdef class Plan:
         self.call.x = self.call.dy = self.call.z = NULL
         self.call.y = self.call.dx = self.call.dz = NULL
 
-    cdef bint _by_way(self, Handle handle, object algorithm, object asked, tuple met) except -1:
+    cdef bint _otherwise(self, Handle handle, object algorithm, tuple met) except -1:
+        """Say whether another algorithm of the library, or native, takes the place of a call with known defects."""
+        if algorithm in ("auto", "fast") and self._by_way(handle, algorithm, met):
+            return True
+        if algorithm in (None, "auto", "fast") and handle.avoids:
+            self._by_native(handle, _fault(met))
+            return True
+        return False
+
+    cdef object _refused(self, Handle handle, object algorithm, object error):
+        """The error of a call that the library does not have, where native computes it; else raise it."""
+        if (
+            algorithm in (None, "auto", "fast") and not handle.backend.startswith("native")
+            and isinstance(error, NotImplementedError) and _normalizes(self.call.operation)
+        ):
+            if handle.avoids:
+                return error
+            error.add_text("Handle(known_defects='avoid') has native compute it")
+        raise error
+
+    cdef bint _by_way(self, Handle handle, str algorithm, tuple met) except -1:
         """Say whether an algorithm of the library does the call without the defects: its choice, else one by name."""
         cdef const pbn_backend *table = handle.table
         cdef const char *chosen = NULL, *why = NULL
         cdef bytes name
         cdef int status
         ways = defects._ways(met)
-        for way in (algorithm or "auto", "auto", *ways) if ways else ():
+        for way in (algorithm, "auto", *ways) if ways else ():
             name = (<str>way).encode("ascii")
             chosen = name
             with nogil:
@@ -250,59 +246,29 @@ cdef class Plan:
             table.plan_info(self.plan, &self.workspace_size, &self.reserve_size, &chosen, &why)
             self.algorithm, self.reason = chosen.decode(), why.decode()
             if _family(self.algorithm) in ways:
-                names = ', '.join([d.id for d in met])
-                if all([d.effect == defects.Effect.WEAK for d in met]):
-                    self.reason += f"; without the entry point's weakness {names}"
-                else:
-                    self.reason += f"; avoids known defect {names}: {met[0].what}"
+                self.reason += f"; avoids {_fault(met)}"
                 return True
             table.plan_destroy(self.plan)
             self.plan = NULL
         self.workspace_size = self.reserve_size = 0
         return False
 
-    cdef bint _copy(self, Handle handle, object refusal) except -1:
-        """Say whether the call runs on copies of arrays that the library does not take as they lie."""
-        cdef pbn_call *call = &self.call
-        if call.activation != PBN_ACTIVATION_NONE or call.z_desc != NULL or call.dz_desc != NULL:
-            return False
-        if not _normalizes(call.operation) or call.mode == Mode.SPATIAL_PERSISTENT:
-            return False
-        asked = _asked(handle, call, call.saved_mean != NULL, self.alignment)
-        try:
-            self.others, self.workspace_size, copies = _avoider(handle, asked, self._by_name(), _options(call), ())
-        except errors.UnsupportedError:
-            return False  # the library's own reason says more
-        copied = "copied: " + ", ".join([copy.partition(":")[0] for copy in copies])
-        self.algorithm = "composed"
-        self.reason = f"{refusal.text}; {copied if copies else 'the same memory is seen as other axes, or blended'}"
-        return True
-
-    cdef dict _by_name(self):
-        """Slot and descriptor of each tensor."""
-        return {self.names[i]: (i + 1, self.descriptors[i]) for i in range(self.count) if self.arguments[i].planned}
-
-    cdef bint _avoid(self, Handle handle, object asked, tuple met) except -1:
-        """Other calls of the library take this one's place; whether they do where it is only weak."""
-        cdef pbn_call *call = &self.call
-        names = ", ".join([d.id for d in met])
-        weak = all([d.effect == defects.Effect.WEAK for d in met])
-        if call.activation != PBN_ACTIVATION_NONE:
-            if weak:
-                return False
-            raise _unsupported(
-                handle, self.name,
-                f"known defect {names}: {met[0].what}; with an activation no other way of this library is known",
-            )
-        try:
-            self.others, self.workspace_size, _ = _avoider(handle, asked, self._by_name(), _options(call), met)
-        except errors.UnsupportedError:
-            if weak:
-                return False
-            raise
-        self.algorithm = "composed"
-        self.reason = f"avoids known defect {names}: {met[0].what}"
-        return True
+    cdef int _by_native(self, Handle handle, str fault) except -1:
+        """Have native compute the call on the same memory; raise why it does not."""
+        cdef const char *chosen = NULL, *why = NULL
+        cdef int status = 0, mode = self.call.mode
+        if handle.native != NULL:
+            self.call.mode = PBN_SPATIAL if mode == Mode.SPATIAL_PERSISTENT else mode  # the same mathematics
+            with nogil:
+                status = handle.native_table.plan_create(handle.native, &self.call, NULL, &self.plan)
+        if handle.native == NULL or status != 0:
+            self.plan, self.call.mode = NULL, mode
+            error = _error(handle.native_table, status, self.name, ()).text if status != 0 else handle.no_native
+            raise _not_avoided(handle, self.name, fault, error)
+        self.maker = handle.native_table
+        self.maker.plan_info(self.plan, &self.workspace_size, &self.reserve_size, &chosen, &why)
+        self.algorithm, self.reason = "native", f"avoids {fault}"
+        return 0
 
     cdef int _call(
         self, Handle handle, const pbn_arguments *arguments, object workspace, object reserve
@@ -375,16 +341,16 @@ cdef class Plan:
             if lent:
                 handle._lend(&call, self.workspace_size, self.name)
             if self.after is None:
-                self._once(handle, &call)
+                _run(handle, &call, self.plan, self.name, self.algorithm, self.maker)
             else:
                 variance = (<uintptr_t>call.workspace + self.behind, <uintptr_t>call.running_variance)
                 self.before.run(handle, variance)
                 call.running_variance = <void *><uintptr_t>variance[0]
                 if self.behind == 0:
                     call.workspace, call.workspace_size = NULL, 0
-                self._once(handle, &call)
+                _run(handle, &call, self.plan, self.name, self.algorithm, self.maker)
                 self.after.run(handle, variance)
-            if not self.looked and self.others is None:
+            if not self.looked and self.maker == NULL:
                 far, self.looked = _are_far(handle, &call), True
         finally:
             lock.release()
@@ -406,18 +372,6 @@ cdef class Plan:
         return (
             _get_address(call, self.arguments[self.source].row) == _get_address(call, self.arguments[self.target].row)
         )
-
-    cdef int _once(self, Handle handle, pbn_call *call) except -1:
-        if self.others is not None:
-            self.others.run(handle, self._slots(call))
-        else:
-            _run(handle, call, self.plan, self.name, self.algorithm, self.maker)
-        return 0
-
-    cdef tuple _slots(self, pbn_call *call):
-        """Say where the slots of `others` begin."""
-        cdef int i
-        return (<uintptr_t>call.workspace, *[_get_address(call, self.arguments[i].row) for i in range(self.count)])
 
     cdef object _not_as_planned(self, int i, object value):
         """The error of an argument that is given but was not planned, or planned but not given."""
@@ -533,14 +487,12 @@ cdef class Plan:
         cdef const char *why = NULL
         cdef const pbn_call *call = &self.call
         cdef const pbn_tensor *x = call.x_desc
-        if not self.table.capability(call.operation, call.mode, x.dtype, x.layout, x.rank, &why) & PBN_CAP_IN_PLACE:
+        cdef const pbn_backend *table = self.table if self.maker == NULL else self.maker
+        if not table.capability(call.operation, call.mode, x.dtype, x.layout, x.rank, &why) & PBN_CAP_IN_PLACE:
             return False
         if call.beta != 0 or self.descriptors[source].strides != self.descriptors[target].strides:
             return False
-        if self.others is not None:
-            reason = self.others._not_in_place(handle, source + 1, target + 1)
-        else:
-            reason = _not_in_place(handle, call, call.saved_mean != NULL)
+        reason = _not_in_place(handle, call, call.saved_mean != NULL) if self.maker == NULL else ""
         if reason:
             text = f"{self.names[target]} may not be {self.names[source]} here: {reason}"
             raise _unsupported(handle, self.name, text)

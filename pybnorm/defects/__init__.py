@@ -165,10 +165,8 @@ def _described(call: Any) -> Call:
     )
 
 
-def _of_library(library: Any, weak: bool = False, tuned: bool = False, auto: bool = False) -> tuple[Defect, ...]:
+def _of_library(library: Any, weak: bool = False, tuned: bool = False) -> tuple[Defect, ...]:
     """A library's defects that make results wrong or calls fail; with `weak` also what can be better.
-
-    `auto`: also the weaknesses that ``"auto"`` avoids.
 
     `tuned`: whether a handle takes kernels by their times, whatever the machine says.
     """
@@ -176,7 +174,7 @@ def _of_library(library: Any, weak: bool = False, tuned: bool = False, auto: boo
     own = [d for d in DEFECTS if d.backend == library.backend and (tuned or not d.tuned) and not d.cards]
     build = file_digest(library.path) if any(d.builds for d in own) else ""
     found = [d for d in own if d.in_version(library.version, build)]
-    return tuple(d for d in found if (weak and d.better) or (auto and d.avoided) or d.effect != Effect.WEAK)
+    return tuple(d for d in found if (weak and d.better) or d.effect != Effect.WEAK)
 
 
 def _ways(met: Sequence[Defect]) -> tuple[str, ...]:

@@ -112,12 +112,10 @@ class Defect:
     fills : tuple of str
         For the check: the only data that show it; empty: any.
     ways : tuple of str
-        Algorithms of the library (`pybnorm.algorithms`) that do not have it: what avoids it takes the first that can be
-        built. Without any, other calls are made in place of the one.
+        Algorithms of the library (`pybnorm.algorithms`) that do not have it: ``"auto"`` takes the first that can be
+        built.
     better : bool
-        Whether calls without a weakness are known, which a handle that avoids all makes.
-    avoided : bool
-        Whether algorithm ``"auto"`` makes those calls, too: data that occur miss the bound.
+        Whether a handle that avoids all has native compute a call with the weakness.
     tuned : bool
         Whether only a library that takes kernels by their times has it.
     far : bool
@@ -125,8 +123,8 @@ class Defect:
     refused : bool
         Whether calls that have it are refused, where they are made by callers: those that write over their input.
     cards : tuple of str
-        Beginnings of the architectures of the cards that have it, as `pybnorm info` names the device; empty: any. No
-        other call is made in place of one, because none would run: the call's own error names the defect.
+        Beginnings of the architectures of the cards that have it, as `pybnorm info` names the device; empty: any. The
+        call's own error names the defect.
     builds : mapping of str to bool
         Builds (the digest of the library's file, as `pybnorm info` says it) that are known to differ from their
         version, such as a distribution's with patches: whether they have it.
@@ -149,7 +147,6 @@ class Defect:
     fills: tuple[str, ...] = ()
     ways: tuple[str, ...] = ()
     better: bool = False
-    avoided: bool = False
     tuned: bool = False
     far: bool = False
     refused: bool = False
@@ -229,5 +226,4 @@ def chained(backend: str, seen: tuple[Run, ...], better: bool = False) -> Defect
         ratio=40.0,
         rounded=True,
         better=better,
-        avoided=better,
     )

@@ -169,12 +169,7 @@ class Info:
         ArgumentError, ArgumentTypeError
             Not such JSON: the error names the field that is missing, unknown, of the wrong size or out of range.
         """
-        try:
-            values = json.loads(text)
-        except Exception as error:  # also the object's own
-            raise ArgumentError("text", f"{type(text).__name__}: {error}", f"the JSON of a {_JSON_KIND}") from None
-        if not isinstance(values, dict):
-            raise ArgumentError("text", values, f"a JSON object, of a {_JSON_KIND}")
+        values = _object(text, f"the JSON of a {_JSON_KIND}")
         if (kind := values.pop("kind", None)) != _JSON_KIND:
             raise ArgumentError("text", f"JSON whose kind is {kind!r}", f"the JSON of a {_JSON_KIND}")
         if (version := values.pop("version", None)) != _JSON_VERSION or type(version) is not int:
@@ -232,12 +227,9 @@ class Info:
         ArgumentError, ArgumentTypeError
             Not such JSON: the error names the field.
         """
-        try:
-            values = json.loads(text)
-        except Exception as error:  # also the object's own
-            raise ArgumentError("text", f"{type(text).__name__}: {error}", "the JSON of gocudnn's Info") from None
+        values = _object(text, "the JSON of gocudnn's Info")
         names = (*_GOCUDNN_NUMBERS, "Dims", "Stride", *_GOCUDNN_STATISTICS)
-        if type(values) is not dict or any(name not in values for name in names):
+        if any(name not in values for name in names):
             raise ArgumentError("text", values, "the JSON of gocudnn's Info, with " + ", ".join(names))
         mode = _numbered(Mode, values["Mode"], "Mode")
         kind = _numbered(DataType, values["DataType"], "DataType")
@@ -261,6 +253,16 @@ class Info:
 
 _GOCUDNN_NUMBERS = ("Epsilon", "Exponentialfactor", "Mode", "Format", "DataType", "Nan")
 _GOCUDNN_STATISTICS = ("RRM", "RRV", "RSM", "RSV")  # as STATISTICS
+
+
+def _object(text: object, allowed: str) -> dict[str, Any]:
+    try:
+        values = json.loads(text)  # type: ignore[arg-type]
+    except Exception as error:  # also the object's own
+        raise ArgumentError("text", f"{type(text).__name__}: {error}", allowed) from None
+    if type(values) is not dict:
+        raise ArgumentError("text", values, allowed)
+    return values
 
 
 def _numbered(enumeration: Any, value: object, argument: str) -> Any:

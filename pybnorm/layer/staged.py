@@ -44,7 +44,7 @@ class StagedLayer:
             raise ArgumentTypeError("device", device, "a device of pybnorm.devices")
         self._device = device
         library = handle.library
-        # The vendor's entry point, unless that has defects, which "auto" avoids.
+        # The vendor's entry point, unless that has defects: another algorithm may have none.
         self._algorithm = "auto" if defects._of_library(library) else None
         self._derived: TensorDescriptor | None = None
         self._state: dict[str, Any] = {}  # Buffer by name
@@ -182,7 +182,7 @@ class StagedLayer:
     def workspace_size(
         self, operation: Operation | int | OperationWord, x_desc: TensorDescriptor, **options: Any
     ) -> int:
-        """Bytes of workspace that a call of the layer needs, also where it avoids a known defect.
+        """Bytes of workspace that a call of the layer needs, also where native computes it.
 
         Parameters
         ----------

@@ -43,7 +43,7 @@ from typing import Any
 from pybnorm import _arguments
 from pybnorm._core import Handle
 from pybnorm.errors import ArgumentError
-from pybnorm.operations import avoidance, preparation, program
+from pybnorm.operations import preparation, program
 from pybnorm.operations.folding import Folded, fold
 from pybnorm.operations.gradients import backward, backward_elemt, backward_frozen, backward_reduce, training_grad
 from pybnorm.operations.normalization import (
@@ -99,8 +99,6 @@ __all__ = [
     "variance_from_inverse",
     "workspace_size",
 ]
-
-program.AVOID["calls"] = avoidance.avoid
 
 
 def derive(dims: Sequence[int], dtype: object, axis: Axis = 1) -> Derived:

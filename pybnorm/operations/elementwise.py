@@ -9,7 +9,7 @@ from pybnorm._arrays import Buffer
 from pybnorm._core import capability
 from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
 from pybnorm.errors import UnsupportedError
-from pybnorm.operations.program import _NARROW, Program, _dense, unsupported
+from pybnorm.operations.program import _NARROW, Program, unsupported
 from pybnorm.operations.views import _pieces
 
 Arrays = dict[str, Buffer]
@@ -145,7 +145,7 @@ def _apply(p: Program, operation: Operation, inputs: Arrays, name: str, output: 
         _narrowed(p, result, output)
         return
     target = output
-    if not _dense(output):
+    if math.prod(output.dims) != _arguments.span(output.dims, output.strides):
         target = p.scratch(output.dims, output.dtype)
         p.copies.append(f"{name} of {method}: {why}")
     copies = {n: _in_order(p, b, target, f"{n} of {method}: {why}") for n, b in inputs.items()}

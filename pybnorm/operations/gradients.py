@@ -6,12 +6,15 @@ from typing import Any, NamedTuple
 
 from pybnorm import _arguments
 from pybnorm._arrays import Buffer
-from pybnorm.enums import Operation
+from pybnorm._core import capability
+from pybnorm.enums import Capability, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
-from pybnorm.operations import ways
+from pybnorm.operations import elementwise, ways
 from pybnorm.operations.preparation import alias, operation
 from pybnorm.operations.program import Program, _need, _Shape
 from pybnorm.operations.views import Axis
+
+_BLENDS = Capability.BLEND_NATIVE | Capability.BLEND_SCRATCH
 
 
 class _Gradients(NamedTuple):
@@ -328,7 +331,7 @@ def backward_elemt(
     centre, inv = p.parameter("mean", mean, shape), p.parameter("inv_variance", inv_variance, shape)
     factor = None if scale is None else p.parameter("scale", scale, shape)
     total, moment = p.parameter("sum_dy", sum_dy, shape), p.parameter("sum_dy_xmu", sum_dy_xmu, shape)
-    if (alpha, beta) == (1.0, 0.0) and 0 not in xb.dims and p.halves:
+    if (alpha, beta) == (1.0, 0.0) and 0 not in xb.dims:
         vectors = {"scale": p.constant(1.0, shape) if factor is None else factor, "dscale": moment, "dbias": total}
         vectors |= {"saved_mean": centre, "saved_inv_variance": inv}
         data = {"x": xb, "dy": dyb, "dx": dxb}
@@ -341,4 +344,10 @@ def backward_elemt(
     slope = p.product(slope, gain, alpha=-1.0 / n)
     ones, zeros = p.constant(1.0, shape), p.constant(0.0, shape)
     p.inference(shape.kept, dyb, gain, zeros, average, ones, dxb, alpha=alpha, beta=beta)
-    p.inference(shape.kept, xb, slope, zeros, centre, ones, dxb, alpha=alpha, beta=1.0)
+    kind = Mode.SPATIAL, xb.dtype, Layout.CHANNELS_FIRST, 4
+    if capability(p.handle.backend, Operation.FORWARD_INFERENCE, *kind)[0] & _BLENDS:
+        p.inference(shape.kept, xb, slope, zeros, centre, ones, dxb, alpha=alpha, beta=1.0)
+        return
+    rest = p.scratch_like(dxb)  # MIOpen adds no bfloat16
+    p.inference(shape.kept, xb, slope, zeros, centre, ones, rest, alpha=alpha)
+    elementwise.axpby(p, 1.0, rest, 1.0, dxb)

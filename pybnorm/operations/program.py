@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +15,9 @@ import numpy as np
 from pybnorm import _arguments
 from pybnorm._arguments import ALIGNMENT
 from pybnorm._arrays import CPU, Buffer
-from pybnorm._core import SLOT_BITS, CallList, Handle, capability, defects_of, tell_of_defects
+from pybnorm._core import SLOT_BITS, CallList, Handle, algorithms, capability, tell_of_defects
 from pybnorm._core import Plan as Way
-from pybnorm.defects import Call, Effect
+from pybnorm.defects import Call
 from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError, UnsupportedError, WorkspaceError
 from pybnorm.operations import ways
@@ -105,8 +105,6 @@ class _Step(NamedTuple):
 
 RECIPES: dict[str, Any] = {}
 """The operations of this package by name, each a `preparation.Recipe`."""
-AVOID: dict[str, Callable[..., None]] = {}
-"""By "calls" what puts others in place of one with known defects: of `avoidance`, which imports this module."""
 _NARROW = (DataType.FLOAT16, DataType.BFLOAT16)
 _OPERATIONS = {
     "forward_training": Operation.FORWARD_TRAINING,
@@ -135,19 +133,19 @@ class Program:
     Parameters
     ----------
     handle : Handle
-    plans : bool
-        Whether spatial calls go the way of ``"auto"`` where the backend has several; else all are the entry points'.
     deterministic : bool
         Only ways whose bits are known to repeat.
     """
 
-    def __init__(self, handle: Handle, *, plans: bool = True, deterministic: bool = False) -> None:
+    def __init__(self, handle: Handle, *, deterministic: bool = False) -> None:
         self.handle = handle
-        # The ways of a handle that avoids defects are native's, where the library's own call has one.
-        self.plans, self.halves = plans and (ways.several(handle) or handle.known_defects.startswith("avoid")), plans
+        # A handle that avoids defects has native's plans, where the library's own call has one.
+        several = algorithms(handle.backend) != ("auto", "fast", "plain")
+        self.plans = several or handle.known_defects.startswith("avoid")
         self.deterministic = deterministic
         self.device = handle.library.device_type, -1 if handle.device is None else handle.device
         self.steps: list[_Step] = []
+        self._asked: list[tuple[Call, list[str], Way | None]] = []  # batch-norm calls, and what they write
         self.copies: list[str] = []
         self.used = 0  # bytes of scratch in use
         self.most = 0  # the same at its highest
@@ -272,12 +270,6 @@ class Program:
     def vector(self, shape: _Shape) -> Buffer:
         """An uninitialised parameter vector."""
         return self.scratch((shape.count,), shape.dtype)
-
-    def filled(self, value: float, shape: _Shape) -> Buffer:
-        """A parameter vector of one value."""
-        vector = self.vector(shape)
-        self.fill(value, vector)
-        return vector
 
     def constant(self, value: float, shape: _Shape, dtype: DataType | None = None) -> Buffer:
         """A parameter vector of one value that is only read; calls share it."""
@@ -532,21 +524,11 @@ class Program:
         data: dict[str, Buffer],
         parameters: dict[str, Buffer],
         options: dict[str, Any],
-        raw: bool = False,
     ) -> None:
-        """One call on views that the vendors know; those that take its place where it has a known defect.
-
-        `raw`: the call itself, of which a result is used that no defect touches.
-        """
+        """One call on views that the vendors know."""
         operation, values, way = _OPERATIONS[method], {"mode": mode, **options}, None
-        if self.plans and not raw:
+        if self.plans:
             way = ways.auto(self.handle, operation, data, parameters, values, self.deterministic)
-        if way is None and not raw:
-            if self.device[0] == CPU:
-                written = [n for n in (*data, *parameters) if n not in ("x", "dy", "z", "scale", "bias")]
-                tell_of_defects(self.handle, _asked(method, mode, data, parameters, options), written)
-            elif self._avoided(method, mode, data, parameters, options):
-                return
         descriptors: dict[str, Any] = {
             f"{name}_desc": self.handle.descriptor(buffer, name) for name, buffer in data.items()
         }
@@ -563,54 +545,26 @@ class Program:
                 **query,
                 running="running_mean" in parameters,
                 saved="saved_mean" in parameters,
-                algorithm="plain" if raw else None,
+                algorithm=None if way is None else "plain",  # for data that are less aligned: whatever defects it has
             )
         except UnsupportedError:
-            if way is not None:
-                inner = 0
-            elif raw or x.dtype not in _NARROW or options["beta"] == 0 or not all(map(_dense, data.values())):
+            if way is None:
                 raise
-            else:
-                call = Call(operation, mode, x.dtype, x.dims, beta=options["beta"])
-                if not self._instead(call, data, parameters, options, ()):  # blended in float32
-                    raise
-                return
-        dims = _arguments.derived_dims(x.dims, mode)
-        steps = _arguments.packed_strides(dims)
-        shaped = {name: vector._replace(dims=dims, strides=steps) for name, vector in parameters.items()}
+            inner = 0
+        written = [n for n in (*data, *parameters) if n not in ("x", "dy", "z", "scale", "bias")]
+        self._asked.append((_asked(method, mode, data, parameters, options), written, way))
         text = f"{method} {mode.name} {x.dtype.short} {x.dims}" + (" of 1/sigma" if "inverse" in options else "")
         if way is not None:  # the entry point's too: calls on data that are less aligned go there
             inner, text = max(inner, way.workspace_size), f"{text} by {way.algorithm}"
-        self._step(operation, {**data, **shaped}, values, inner, text, way)
-
-    def _avoided(
-        self, method: str, mode: Mode, data: dict[str, Buffer], parameters: dict[str, Buffer], options: dict[str, Any]
-    ) -> bool:
-        """Say whether the call has a known defect, and others have taken its place."""
-        call = _asked(method, mode, data, parameters, options)
-        met = defects_of(self.handle, call)
-        return bool(met) and self._instead(call, data, parameters, options, met)
-
-    def _instead(self, call: Call, *given: Any) -> bool:
-        """Put other calls in one's place; say whether they took it, where it is only weak."""
-        outer, before = (self.used, self._constants, self._packed, self.plans), len(self.steps)
-        self._constants, self._packed, self.plans = {}, {}, False
-        try:
-            AVOID["calls"](self, call, *given)
-        except UnsupportedError:
-            if any(d.effect != Effect.WEAK for d in given[-1]):
-                raise
-            del self.steps[before:]  # the call itself: nothing better is known
-            return False
-        finally:
-            self.used, self._constants, self._packed, self.plans = outer
-        return True
+        self._step(operation, data | ways.shaped(parameters, x.dims, mode), values, inner, text, way)
 
     # -------- the end
 
     def finish(self, least: int = 0) -> Prepared:
         """Make it ready to run, in a workspace of at least so many bytes."""
         self._round()
+        for asked in self._asked:
+            tell_of_defects(self.handle, *asked)
         return Prepared(self, least)
 
     def _round(self) -> None:
@@ -697,10 +651,6 @@ class Prepared:
 
     def _needed(self, operation: str) -> str:
         return f"at least {self.nbytes} bytes for {operation}, aligned to {ALIGNMENT}, on the handle's device"
-
-
-def _dense(buffer: Buffer) -> bool:
-    return math.prod(buffer.dims) == _arguments.span(buffer.dims, buffer.strides)
 
 
 def _moved(region: _arguments.Region, addresses: tuple[int, ...]) -> _arguments.Region:

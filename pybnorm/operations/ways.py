@@ -8,16 +8,12 @@ from typing import Any
 
 from pybnorm import _arguments
 from pybnorm._arrays import Buffer
-from pybnorm._core import SLOT_BITS, Handle, algorithms, cache, capability, way_of
+from pybnorm._core import SLOT_BITS, Handle, cache, capability, way_of
 from pybnorm._core import Plan as Way
 from pybnorm.enums import Capability, Mode, Operation
 from pybnorm.errors import UnsupportedError
 from pybnorm.operations.views import Dims, _views
 
-_ALWAYS = "auto", "fast", "plain"
-TAKEN = {"half": "auto", "merge": "auto"}
-"""The algorithm of halves and of merges. For tests and measurements: ``"fast"`` takes them wherever the library has
-them, ``"plain"`` nowhere."""
 MOST_WAYS = 256
 """Ways that a handle keeps: programs of other counts than the last are made of the same calls."""
 _ALIGNMENT = 16
@@ -42,18 +38,13 @@ def _aligned(buffer: Buffer) -> int:
     return _lowest(buffer.pointer | (buffer.owner if isinstance(buffer.owner, int) else 0))
 
 
-def several(handle: Handle) -> bool:
-    """Say whether the backend has more than one."""
-    return len(algorithms(handle.backend)) > len(_ALWAYS)
-
-
 def auto(
     handle: Handle, operation: Operation, data: dict[str, Buffer], parameters: dict[str, Buffer],
-    values: dict[str, Any], deterministic: bool, share: float = 0.0, sums_only: bool = False, algorithm: str = "auto",
+    values: dict[str, Any], deterministic: bool, share: float = 0.0, sums_only: bool = False,
 ) -> Way | None:  # fmt: skip
-    """The way of a call; None: the entry point, or there is none without other calls in its place.
+    """The way of a call; None: the entry point.
 
-    `deterministic`: only ways whose bits are known to repeat. `share`, `sums_only`, `algorithm`: as `way_of` has them.
+    `deterministic`: only ways whose bits are known to repeat. `share`, `sums_only`: as `way_of` has them.
     """
     if values["mode"] == Mode.SPATIAL_PERSISTENT:
         return None
@@ -68,7 +59,6 @@ def auto(
         asked,
         share if operation == Operation.FORWARD_TRAINING else share != 0,
         sums_only,
-        algorithm,
     )
     if key in known:
         kept: Way | None = known[key]
@@ -76,7 +66,7 @@ def auto(
     tensors = {name: handle.descriptor(buffer, name) for name, buffer in data.items()}
     way = None
     with contextlib.suppress(UnsupportedError):
-        way = way_of(handle, operation, tensors, values, *asked, share, sums_only, algorithm)
+        way = way_of(handle, operation, tensors, values, *asked, share, sums_only)
     if way is not None and way.algorithm in ("plain", "spatial") and not (share or sums_only):
         way = None
     known.keep(key, way, MOST_WAYS)
@@ -98,7 +88,7 @@ def half(
     options = {"alpha": 1.0, "beta": 0.0, **options}
     if operation == Operation.BACKWARD:
         options |= {"alpha_param": 1.0, "beta_param": 0.0}
-    for mode, axes in _views(kept, list(data.values())) if p.halves else ():
+    for mode, axes in _views(kept, list(data.values())):
         dims = tuple(size for size, _ in axes)
         viewed = {
             name: buffer._replace(dims=dims, strides=tuple(steps[i] for _, steps in axes))
@@ -109,18 +99,19 @@ def half(
         if not bits & Capability.HALVES:
             continue
         values = {"mode": mode, **options}
-        way = auto(handle, operation, viewed, parameters, values, p.deterministic, share, not share, TAKEN["half"])
+        way = auto(handle, operation, viewed, parameters, values, p.deterministic, share, not share)
         if way is not None:
             what = "of sums" if share else "sums"
             text = f"{operation.name.lower()} {what} {mode.name} {x.dtype.short} {dims} by {way.algorithm}"
             given = values | ({"share": share} if share else {"sums_only": True})
-            arrays = viewed | _shaped(parameters, dims, mode)
+            arrays = viewed | shaped(parameters, dims, mode)
             p._step(operation, arrays, given, way.workspace_size, text, way)
             return True
     return False
 
 
-def _shaped(vectors: dict[str, Buffer], dims: Dims, mode: Mode) -> dict[str, Buffer]:
+def shaped(vectors: dict[str, Buffer], dims: Dims, mode: Mode) -> dict[str, Buffer]:
+    """Vectors in the shape of the parameters of a view."""
     shape = _arguments.derived_dims(dims, mode)
     steps = _arguments.packed_strides(shape)
     return {name: vector._replace(dims=shape, strides=steps) for name, vector in vectors.items()}
@@ -137,7 +128,7 @@ def merge(
     """
     operation, mode, rows = Operation.FORWARD_TRAINING, Mode.SPATIAL, means.dims
     layout = _arguments.layout_of(rows, _arguments.packed_strides(rows))
-    if not p.halves or not capability(p.handle.backend, operation, mode, means.dtype, layout, 2)[0] & Capability.HALVES:
+    if not capability(p.handle.backend, operation, mode, means.dtype, layout, 2)[0] & Capability.HALVES:
         return False
     mean, variance, inverse = results
     data = {"x": means, "y": variance._replace(dims=rows, strides=means.strides), "z": variances}
@@ -145,10 +136,10 @@ def merge(
     parameters |= {"saved_mean": mean, "saved_inv_variance": inverse or p.scratch(mean.dims, mean.dtype)}
     parameters |= dict(zip(("running_mean", "running_variance"), running, strict=False))
     values = {"mode": mode, "alpha": within, "beta": 0.0, **options}
-    way = auto(p.handle, operation, data, parameters, values, p.deterministic, 1 / n, True, TAKEN["merge"])
+    way = auto(p.handle, operation, data, parameters, values, p.deterministic, 1 / n, True)
     if way is None:
         return False
     given = values | {"share": 1 / n, "sums_only": True}
     text = f"merge {means.dtype.short} {rows} by {way.algorithm}"
-    p._step(operation, data | _shaped(parameters, rows, mode), given, way.workspace_size, text, way)
+    p._step(operation, data | shaped(parameters, rows, mode), given, way.workspace_size, text, way)
     return True

@@ -139,22 +139,3 @@ def test_a_kernel_that_keeps_sums_in_its_output_is_refused_by_name(miopen):
     assert {name: case.device.to_numpy(array).tobytes() for name, array in arrays.items()} == before
     case.run(False)
     same(Case(miopen, Operation.FORWARD_INFERENCE, dims=(769, 2, 1, 160)))
-
-
-@pytest.mark.parametrize(
-    ("operation", "dims", "last"),
-    [
-        (Operation.BACKWARD, (2, 3, 33, 33), False),
-        (Operation.FORWARD_TRAINING, (2, 3, 73, 73), False),
-        (Operation.FORWARD_INFERENCE, (2, 3, 5, 5), True),
-    ],
-    ids=str,
-)
-def test_calls_made_in_its_place_are_looked_at_too(miopen, operation, dims, last):
-    """What avoids a defect reads its input to the end before it writes over it."""
-    case = Case(miopen, operation, dims=dims, last=last)
-    arrays = case.arrays()
-    plan = getattr(miopen, f"plan_{operation.name.lower()}")(arrays["x"], algorithm="auto")
-    if not (last and miopen.library.version >= (3, 5, 0)):  # which has kernels for it
-        assert plan.algorithm == "composed", plan.reason
-    same(case, algorithm="auto")

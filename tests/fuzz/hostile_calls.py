@@ -60,7 +60,6 @@ NOT_CALLED = {
     "pybnorm._core.bound": "operations bind their arguments with it: tests/operations/test_operation_calls.py",
     "pybnorm._core.install_torch_kernels": "pybnorm.torch gives itself: tests/pytorch/test_installation.py",
     "pybnorm._core.remove_torch_kernels": "as install_torch_kernels",
-    "pybnorm._core.set_avoider": "pybnorm gives itself, once: later calls of the process would have another",
     "pybnorm.check.Worker": "starts a process at each call: tests/check",
     "pybnorm.torch.install": "stays for the process: tests/pytorch/test_installation.py",
     **dict.fromkeys(

@@ -30,7 +30,8 @@ def test_hipdnns_samples_are_there():
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("name", NAMES)
-def test_one_command(handle, name, dtype, layout):
+def test_one_command(handle, name, dtype, layout, monkeypatch):
+    monkeypatch.setenv("PYBNORM_KNOWN_DEFECTS", "avoid" if handle.backend == "miopen" else "ignore")
     start = run if (dtype, layout) == ("f32", "nchw") else run_here
     done = start(name, "--backend", handle.backend, "--dtype", dtype, "--layout", layout)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -40,8 +40,8 @@ shapes = pytest.mark.parametrize("dims", SHAPES, ids=str)
 
 
 @pytest.fixture
-def bench(handle):
-    return Bench(handle)
+def bench(right):
+    return Bench(right)
 
 
 def problem_of(operation, dtype, dims, layout, **options):

@@ -26,9 +26,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(scope="session")
-def bench(handle):
+def bench(right):
     """The operations on each backend that finds a device."""
-    return Bench(handle)
+    return Bench(right)
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -195,7 +195,7 @@ def test_spatial_calls_go_the_way_that_auto_takes_and_the_plan_names_it(bench):
                 saved = dict(zip(names, vectors[2:] if operation == "forward_training" else vectors[::3], strict=False))
                 (call,) = operations.plan(handle, operation, *arguments, **saved).calls
                 seen.add(call.partition(" by ")[2])
-                entry = plan.algorithm in ("plain", "spatial") or handle.backend in ONE_WAY
+                entry = plan.algorithm in ("plain", "spatial")
                 assert call.partition(" by ")[2] == ("" if entry else plan.algorithm)
     assert len(seen) > 1 or handle.backend in ONE_WAY
 
