@@ -10,8 +10,8 @@ packages must be here for the tests that need them.
 A test with several parameters runs in combinations that have every pair of their values, not in their full product.
 A test of a table is one test (`tables.table`), whose failure names each wrong row.
 `pytest` by itself is quick: it leaves out the tests that are marked `slow` and, of a test with many parameters or rows,
-all but `QUICK_PARAMETERS` spread over them. `--full` runs everything; so does what selects tests itself: files, -k, -m,
---lf.
+all but `QUICK_PARAMETERS` spread over them; so of a file's tests that each start a process. `--full` runs everything;
+so does what selects tests itself: files, -k, -m, --lf.
 """
 
 from __future__ import annotations
@@ -130,11 +130,12 @@ def _pairs(item):
 
 
 def quick(items):
-    """The tests that are not slow, with the first and the last parameters of each function."""
+    """The tests that are not slow: the first and the last parameters of a function, tests in processes of a file."""
     functions = collections.defaultdict(list)
     for item in items:
         if item.get_closest_marker("slow") is None:
-            functions[item.nodeid.partition("[")[0]].append(item)
+            child = "child" in item.fixturenames  # tests/unit/conftest.py
+            functions[item.path if child else item.nodeid.partition("[")[0]].append(item)
     chosen = set().union(*(tables.some(made, QUICK_PARAMETERS) for made in functions.values()))
     return [item for item in items if item in chosen]
 

@@ -388,6 +388,7 @@ def test_the_command_refuses(arguments, message):
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 def test_the_command_without_a_library():
     done = run("--backend", "cudnn", PYBNORM_LIB_CUDNN="/nonexistent/libcudnn.so")
     assert done.returncode == 2

@@ -154,6 +154,7 @@ def test_from_python(fakes, monkeypatch):
             raw.close()
 
 
+@pytest.mark.slow
 def test_why_it_does_not_start(fakes, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(RuntimeError, match="status 3: no CUDA device"):

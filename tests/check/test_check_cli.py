@@ -874,6 +874,7 @@ def test_a_saved_run_has_its_outputs_and_resumes_where_it_was_interrupted(onednn
     assert sorted(cases) == sorted(again)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupts", [1, 2])
 def test_an_interrupt_of_info_waits_for_no_library_that_hangs(interrupts):
     code = """

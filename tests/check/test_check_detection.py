@@ -186,6 +186,7 @@ def test_a_fault_that_is_missed_and_a_right_kernel_that_is_accused_are_told(monk
         assert ("MISSED" if missed else "FALSE ALARM") in faults.render(report)
 
 
+@pytest.mark.slow
 def test_a_16_bit_store_hides_one_term_of_a_long_sum_and_not_half_of_them():
     def left(line, bug, output):
         problem = Problem.parse(line)

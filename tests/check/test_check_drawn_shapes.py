@@ -10,6 +10,7 @@ from pybnorm.cli import main
 from pybnorm.errors import ArgumentError
 
 
+@pytest.mark.slow
 def test_a_seed_draws_the_same_cases_and_another_one_others():
     first, again, other = (drawn_cases(300, seed) for seed in (7, 7, 8))
     assert first == again

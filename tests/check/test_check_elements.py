@@ -101,6 +101,7 @@ def test_what_is_not_asked(line):
     assert not any(elements.asked(expected, name) for name in ("y", "dx") if name in expected.outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [f"{BACKWARD},fill=randn", f"{BACKWARD},fill=randn,seed=3"])
 def test_sums_of_dx_alone_are_held_against_their_roundings(line):
     expected, by_channel = made(line)

@@ -172,6 +172,7 @@ def test_runs_of_others_are_shown(tmp_path):
     assert "<script>alert" not in (tmp_path / "page").read_text()
 
 
+@pytest.mark.slow
 def test_what_a_vendor_says_is_shown(tmp_path):
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")

@@ -226,6 +226,7 @@ def test_a_module_is_found_from_the_current_folder(tmp_path, monkeypatch):
 # ---------------------------------------------------------------- the command
 
 
+@pytest.mark.slow
 def test_it_is_run_reported_kept_and_compared_as_a_library_is(tmp_path, capsys, monkeypatch):
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")

@@ -47,6 +47,7 @@ def test_how_a_case_is_called_makes_no_difference():
     assert case_key(Problem.parse(LINE)) == case_key(Problem.parse(LINE.replace("nchw", "nhwc") + ",misalign=1"))
 
 
+@pytest.mark.slow
 def test_only_other_cases_are_asked_and_once(monkeypatch):
     asked = []
     monkeypatch.setattr(packaged, "_computed", {})

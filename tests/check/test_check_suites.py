@@ -80,6 +80,7 @@ def test_includes():
     assert {*load_suite("smoke"), *load_suite("product")} < set(load_suite("standard"))
 
 
+@pytest.mark.slow
 def test_the_standard_suite_has_1500_cases_that_a_backend_of_two_dtypes_computes_and_stays_small():
     suite = load_suite("standard")
     judged = [p for p in suite if on_onednn(p)]

@@ -71,6 +71,7 @@ def test_submodules_are_imported_when_they_are_used():
     }
 
 
+@pytest.mark.slow
 def test_a_source_tree_that_is_not_built_says_so_in_one_sentence(tmp_path):
     root = Path(__file__).parents[2]
     left_out = shutil.ignore_patterns("__pycache__", "*.so", "*.c", "*.h")
