@@ -122,8 +122,9 @@ def torch_tensor(torch: Any, machine: Any, array: Any) -> Any:
 
 
 def numpy_formula(case: Case, operation: str) -> Contender:
-    """The formula as anybody writes it in NumPy, in float32 throughout; 16-bit data is converted on the way."""
+    """The formula as anybody writes it in NumPy, in float32, to which 16-bit data are converted; float64 stays."""
     machine: Any = case.machine
+    kind = np.float64 if case.dtype == DataType.FLOAT64 else np.float32
     axes = (0, *range(2, len(case.dims)))
     shape = [1] * len(case.dims)
     shape[1] = case.dims[1]
@@ -134,12 +135,12 @@ def numpy_formula(case: Case, operation: str) -> Contender:
     scale, bias, mean, variance = map(vector, (case.scale, case.bias, case.running_mean, case.running_variance))
     saved_mean, saved_inv = vector(case.saved_mean), vector(case.saved_inv_variance)
     running = [mean.copy(), variance.copy()]
-    count = np.float32(np.prod(case.dims) // case.dims[1])
-    epsilon, factor = np.float32(EPSILON), np.float32(FACTOR)
+    count = kind(np.prod(case.dims) // case.dims[1])
+    epsilon, factor = kind(EPSILON), kind(FACTOR)
     gradients: dict[str, Any] = {}
 
     def train(x: Any, y: Any) -> None:
-        values = x.astype(np.float32, copy=False)
+        values = x.astype(kind, copy=False)
         batch_mean = values.mean(axis=axes, keepdims=True)
         batch_variance = values.var(axis=axes, keepdims=True)
         y[...] = (values - batch_mean) * (scale / np.sqrt(batch_variance + epsilon)) + bias
@@ -147,11 +148,11 @@ def numpy_formula(case: Case, operation: str) -> Contender:
         running[1] += factor * (batch_variance * (count / (count - 1)) - running[1])
 
     def infer(x: Any, y: Any) -> None:
-        y[...] = (x.astype(np.float32, copy=False) - mean) * (scale / np.sqrt(variance + epsilon)) + bias
+        y[...] = (x.astype(kind, copy=False) - mean) * (scale / np.sqrt(variance + epsilon)) + bias
 
     def backward(x: Any, dy: Any, dx: Any) -> None:
-        normal = (x.astype(np.float32, copy=False) - saved_mean) * saved_inv
-        gradient = dy.astype(np.float32, copy=False)
+        normal = (x.astype(kind, copy=False) - saved_mean) * saved_inv
+        gradient = dy.astype(kind, copy=False)
         dbias = gradient.sum(axis=axes, keepdims=True)
         dscale = (gradient * normal).sum(axis=axes, keepdims=True)
         dx[...] = scale * saved_inv * (gradient - dbias / count - normal * (dscale / count))
