@@ -64,7 +64,7 @@ core = Extension(
 
 def is_generated():
     """Did this Cython make the C file of these sources? cythonize looks at Cython's own files too, which pip renews."""
-    made, inputs = Path("pybnorm/_core.c"), (*Path("pybnorm").glob("_core.p[xy][dx]"), *Path("pybnorm/_core").glob("*"))
+    made, inputs = Path("pybnorm/_core.c"), (*Path("pybnorm").glob("_*.p[xy][dx]"), *Path("pybnorm/_core").glob("*"))
     if not made.is_file() or max(p.stat().st_mtime for p in inputs) > made.stat().st_mtime:
         return False
     with made.open(encoding="utf-8") as lines:
