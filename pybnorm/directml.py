@@ -140,7 +140,7 @@ def batch_normalization_grad(
     output_scale_gradient: Any, output_bias_gradient: Any, epsilon: float = 1e-5, *, workspace: Any = None,
     _operation: str = "backward_frozen",
 ) -> None:  # fmt: skip
-    """Gradients of `batch_normalization`: the statistics are constants (`pybnorm.operations.backward_frozen`).
+    """Gradients of `batch_normalization`: the statistics are constants.
 
     ``output_gradient = input_gradient * scale / sqrt(variance + epsilon)``,
     ``output_scale_gradient = sum(input_gradient * (input - mean) / sqrt(variance + epsilon))``,
@@ -158,6 +158,10 @@ def batch_normalization_grad(
         Written. As in DirectML, no output is optional.
     epsilon : float
         Finite, at least 0.
+
+    Notes
+    -----
+    Calls (`pybnorm.operations`): backward_frozen; its workspace.
 
     Examples
     --------
@@ -262,7 +266,7 @@ def batch_normalization_training(
 batch_normalization_training_grad = alias(
     batch_normalization_grad,
     "batch_normalization_training_grad",
-    """Gradients of `batch_normalization_training` without its fused parts (`pybnorm.operations.training_grad`).
+    """Gradients of `batch_normalization_training` without its fused parts.
 
     With ``c = 1 / sqrt(variance + epsilon)`` and averages over the axes in which the parameters have size 1:
     ``output_gradient = scale * c * (input_gradient - average(input_gradient) - (input - mean) * c**2 *
@@ -277,6 +281,10 @@ batch_normalization_training_grad = alias(
         That of the forward call.
     input, input_gradient, scale, output_gradient, output_scale_gradient, output_bias_gradient
         As in `batch_normalization_grad`.
+
+    Notes
+    -----
+    Calls (`pybnorm.operations`): training_grad; its workspace.
 
     Examples
     --------
