@@ -204,6 +204,7 @@ cdef class CallList:
         return (
             plan.plan != NULL and plan.serial == self.serial
             and plan.call.operation == call.operation and plan.call.sums_only == call.sums_only
+            and plan.call.inverse == call.inverse
             and (plan.call.share != 0) == (call.share != 0)
         )
 

@@ -208,7 +208,8 @@ cdef class Handle(_HandleCalls):
             plain entry point for that call.
         mode : Mode
         algorithm : str or None
-            ``"auto"``: of the vendor's algorithms one that is correct for the call and has kernels for its layout;
+            ``"auto"``: of the vendor's algorithms one without known defects that has kernels for the layout; where each
+            has one, `known_defects` of the handle decides;
             ``"fast"``: also those whose range is limited (cuDNN's persistent sums in fixed point); a name of
             `algorithms`: that one and nothing else.
             ``"graph:2"`` is the third plan in the order of cuDNN's heuristic. None: the vendor's entry point for the

@@ -404,8 +404,8 @@ def capability(backend, operation, mode, dtype, layout, rank):
     bits : Capability
         No bit set if the combination is refused.
     reason : str
-        Why it is refused; where it is not, the known defects that the vendor's own call has with these dims, which
-        algorithm ``"auto"`` avoids; empty otherwise, and where only a rank is given.
+        Why it is refused; where it is not, the known defects that the vendor's own call has with these dims; empty
+        otherwise, and where only a rank is given.
 
     Raises
     ------

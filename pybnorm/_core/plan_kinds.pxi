@@ -128,6 +128,7 @@ cdef Plan _plan(
                 given[i] = None
             likes[plan.names[i]] = _like(handle, given[i], name, likes.get("x"))
     _set_scalars(call, values, likes, param, (has & PBN_RUNNING) != 0)
+    call.inverse = _arguments.boolean(values.get("inverse", False), "inverse")
     call.activation, call.activation_low, call.activation_high = activation
     if algorithm is not None:
         _arguments.plan_activation(activation[0])

@@ -263,8 +263,10 @@ cdef class Plan:
                 status = handle.native_table.plan_create(handle.native, &self.call, NULL, &self.plan)
         if handle.native == NULL or status != 0:
             self.plan, self.call.mode = NULL, mode
-            error = _error(handle.native_table, status, self.name, ()).text if status != 0 else handle.no_native
-            raise _not_avoided(handle, self.name, fault, error)
+            error = _error(handle.native_table, status, self.name, ()) if status != 0 else None
+            if error is not None and not isinstance(error, NotImplementedError):
+                raise error  # no memory, a lost device: not a matter of this call
+            raise _not_avoided(handle, self.name, fault, handle.no_native if error is None else error.text)
         self.maker = handle.native_table
         self.maker.plan_info(self.plan, &self.workspace_size, &self.reserve_size, &chosen, &why)
         self.algorithm, self.reason = "native", f"avoids {fault}"

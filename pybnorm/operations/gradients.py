@@ -345,9 +345,10 @@ def backward_elemt(
     ones, zeros = p.constant(1.0, shape), p.constant(0.0, shape)
     p.inference(shape.kept, dyb, gain, zeros, average, ones, dxb, alpha=alpha, beta=beta)
     kind = Mode.SPATIAL, xb.dtype, Layout.CHANNELS_FIRST, 4
-    if capability(p.handle.backend, Operation.FORWARD_INFERENCE, *kind)[0] & _BLENDS:
+    bits, _ = capability(p.handle.backend, Operation.FORWARD_INFERENCE, *kind)
+    if bits & _BLENDS and not bits & Capability.BLEND_ROUNDS:
         p.inference(shape.kept, xb, slope, zeros, centre, ones, dxb, alpha=alpha, beta=1.0)
         return
-    rest = p.scratch_like(dxb)  # MIOpen adds no bfloat16
+    rest = p.scratch_like(dxb)  # MIOpen blends no bfloat16, and float16 with two roundings
     p.inference(shape.kept, xb, slope, zeros, centre, ones, rest, alpha=alpha)
     elementwise.axpby(p, 1.0, rest, 1.0, dxb)

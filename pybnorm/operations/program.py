@@ -547,7 +547,7 @@ class Program:
                 saved="saved_mean" in parameters,
                 algorithm=None if way is None else "plain",  # for data that are less aligned: whatever defects it has
             )
-        except UnsupportedError:
+        except NotImplementedError:  # the vendor's own error, too
             if way is None:
                 raise
             inner = 0
