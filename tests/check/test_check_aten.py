@@ -55,12 +55,6 @@ def gems(x, weight=None, bias=None, mean=None, variance=None, training=False, mo
     return NATIVE(x, weight, bias, mean, variance, training, momentum, eps)
 
 
-def gems_backward(
-    dy, x, weight=None, mean=None, variance=None, saved_mean=None, saved_inverse=None, train=False, eps=1e-05, mask=None
-):
-    return GRADIENT(dy, x, weight, mean, variance, saved_mean, saved_inverse, train, eps, mask)
-
-
 def updating(x, weight, bias, mean, variance, factor, eps):
     return reserving(x, weight, bias, mean, variance, True, factor, eps)
 
@@ -93,7 +87,7 @@ FAMILIES = {
         "batch_norm_backward": last_backward,
     },
     "export": {"_native_batch_norm_legit_functional": functional, "native_batch_norm_backward": GRADIENT},
-    "gems": {"batch_norm": gems, "batch_norm_backward": gems_backward},
+    "gems": {"batch_norm": gems, "batch_norm_backward": GRADIENT},
 }
 
 

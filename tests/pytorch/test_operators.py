@@ -171,6 +171,24 @@ def test_vmap_takes_each_as_if_alone(torch, ours, operators, device):
 # ---------------------------------------------------------------- second derivatives
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_second_derivative_is_that_of_pytorch_in_float64(torch, ours, device, training):
+    shape = (4, 5, 6, 7)
+    x, direction = made(torch, device, *shape, seed=1), made(torch, device, *shape, seed=2).double()
+    weight, bias, mean = (made(torch, device, 5, seed=n) for n in (3, 4, 5))
+    variance = made(torch, device, 5, seed=6).abs() + 0.5
+
+    def second(function, dtype):
+        leaves = [t.to(dtype).clone().requires_grad_() for t in (x, weight, bias)]
+        y = function(leaves[0], mean.to(dtype).clone(), variance.to(dtype).clone(), *leaves[1:], training)
+        first = torch.autograd.grad((y**3).mean(), leaves, create_graph=True)
+        return torch.autograd.grad((first[0] * direction).sum() + sum(f.pow(2).sum() for f in first[1:]), leaves)
+
+    for got, right in zip(second(ours.batch_norm, torch.float32), second(torch.nn.functional.batch_norm, torch.float64),
+                          strict=True):  # fmt: skip
+        assert (got - right).abs().max() <= 1e-5 * right.abs().max()
+
+
 def test_a_second_derivative_where_dy_is_a_constant(torch, ours, device):
     x, w, b = (t.to(device).requires_grad_() for t in (torch.randn(4, 3, 5, 5), torch.rand(3), torch.rand(3)))
     dy = torch.randn(4, 3, 5, 5).to(device)

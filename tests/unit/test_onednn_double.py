@@ -138,7 +138,8 @@ def test_a_call_of_the_vendor_that_fails_leaves_nothing_behind(play: Any) -> Non
     names += ["\ufffd\ufffd", "unknown dnnl_status_t"]
     kinds = ["AllocationError", "BadParameterError", "NotSupportedError", "ExecutionError"]
     kinds += ["InternalError", "InternalError"]
-    calls = {name: {text for *_, text, _ in answer} for name, answer in answers.items()}
+    # The first line is the library's; to what it does not have a second one names native.
+    calls = {name: {text.partition("\n")[0] for *_, text, _ in answer} for name, answer in answers.items()}
     assert calls["create"] == {"from dnnl_engine_create", "from dnnl_stream_create"}
     for name in ("train", "back", "infer"):
         assert calls[name] >= {

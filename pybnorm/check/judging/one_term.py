@@ -9,8 +9,9 @@ of
     P(r1 < f r2) = f**k
 
 since near the point there are as many others as there is volume, whatever their distribution, where channels are
-independent. So this is for data that are made, and not for those of a file. The last and the first few terms are looked
-at together, too. A kernel whose own roundings are as large as a term hides it, as one chain does.
+independent. So this is for `RANDOM` fills and `LEAST` channels or more: where channels share values, or a term is 0 in
+most of them, the points have fewer dimensions. The last and the first few terms are looked at together, too. A kernel
+whose own roundings are as large as a term hides it, as one chain does.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ from pybnorm.reference.namespaces import Array, on_host
 
 CHANNELS = 32
 """Channels that are looked at."""
+LEAST = 4
+"""Fewer channels say nothing."""
+RANDOM = ("randn", "sqrteps", "relu")
+"""Fills whose channels are independent, and whose terms are not 0 in most of them."""
 ENDS = 32
 """Terms at either end that may be missing together."""
 LONGEST = 1 << 20
@@ -41,7 +46,7 @@ def one_term(rows: Rows, name: str, found: Mapping[str, Array], level: float) ->
     picked = np.linspace(0, len(rows.chosen) - 1, min(CHANNELS, len(rows.chosen))).astype(int)
     own = {output: values[rows.chosen[picked]] for output, values in found.items()}
     own = {output: values for output, values in own.items() if np.isfinite(values).all()}
-    if not own or rows.m > LONGEST:
+    if not own or rows.m > LONGEST or len(picked) < LEAST:
         return {}
     terms, notes = _Terms(rows, name, picked, np.stack(list(own.values()))), {}
     for number, output in enumerate(own):

@@ -29,7 +29,7 @@ import numpy as np
 
 from pybnorm.check.judging.bounds.classes import LONG
 from pybnorm.check.judging.deviations import Rows, measured, own_moments
-from pybnorm.check.judging.one_term import one_term
+from pybnorm.check.judging.one_term import RANDOM, one_term
 from pybnorm.check.language.data import sums_are_exact
 from pybnorm.check.language.problem import FILE, Problem
 from pybnorm.enums import Operation
@@ -119,7 +119,7 @@ def beyond(expected: Expected, outputs: Mapping[str, Array]) -> Beyond:
             if name in wrong and _alike(deviation, wrong[name][1]):
                 found.notes.setdefault(output, f"off as {wrong[name][0]} is, by more than roundings")
                 found.over.setdefault(output, found.over[wrong[name][0]])
-    if problem.fill != FILE:
+    if problem.fill in RANDOM:
         for name in ("mean", "variance", "dbias", "dscale"):
             own = {output: values[name] for output, values in deviations.items() if name in values}
             for output, note in one_term(rows, name, own, LEVEL).items():

@@ -110,7 +110,7 @@ class Kernels:
         gain, mean, inverse = _flat(scale, saved_mean, saved_inv_variance)
         name, function = self._function(*_BACKWARD)
         saved = gain, None, None, mean, inverse
-        has_reserve = name == "batch_norm_backward" and _takes(function, 11)
+        has_reserve = name == "batch_norm_backward" and hasattr(self._module, "_batch_norm_with_update")
         if name == "native_batch_norm_backward" or (name == "batch_norm_backward" and not has_reserve):
             return tuple(function(dy, x, *saved, True, epsilon, _EVERY))
         if name == "miopen_batch_norm_backward":
