@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+
+import pybnorm
+from pybnorm import Operation, _core
+from pybnorm._arrays import as_buffer
 
 SCRIPT = """
     from pybnorm import operations
@@ -164,3 +169,20 @@ def test_synchronized_batch_norm_over_plans(compute: Any, layout: str) -> None:
     assert max(errors.values()) < 2e-5, errors
     assert whole, "something was written outside"
     assert live == 0, "descriptors were left behind"
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_plan_of_given_variances_does_not_take_a_given_inverse(made):
+    """Native on a GPU takes the form of the statistic when a plan is made."""
+    values = {"mode": pybnorm.Mode.SPATIAL, "alpha": 1.0, "beta": 0.0, "epsilon": 0.0}
+    shapes = {name: (2, 3, 4, 4) for name in ("x", "y")}
+    shapes |= {name: (1, 3, 1, 1) for name in ("scale", "bias", "running_mean", "running_variance")}
+    buffers = {name: as_buffer(np.ones(dims, np.float32), name)._replace(pointer=0) for name, dims in shapes.items()}
+    with pybnorm.Handle("native") as handle:
+        like = pybnorm.TensorDescriptor("native", "f32", shapes["x"])
+        inverse, tensors = values | {"inverse": made}, {"x": like, "y": like}
+        plan = _core.way_of(handle, Operation.FORWARD_INFERENCE, tensors, inverse, False, False, False, 16)
+        calls = _core.CallList(handle)
+        with pytest.raises(pybnorm.ArgumentError, match=r"plan: got .* what way_of said"):
+            calls.append(handle, Operation.FORWARD_INFERENCE, buffers, (0, 0), plan, **values, inverse=not made)
+        calls.append(handle, Operation.FORWARD_INFERENCE, buffers, (0, 0), plan, **inverse)
