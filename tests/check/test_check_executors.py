@@ -395,7 +395,7 @@ def test_dask_at_an_address(of_the_pool, tmp_path):
     import distributed
 
     file = tmp_path / "run.json"
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster:
         check(f"dask:{cluster.scheduler_address}", *CASES, "--json", str(file), launched=[sys.executable])
     document, hosts = comparable(file)
     assert document == of_the_pool

@@ -71,7 +71,7 @@ def farm(monkeypatch, function, workers=2):
         started.get_nowait()
     monkeypatch.setattr(executors, "isolated", here)
     monkeypatch.setattr(executors, "run_recorded", function)
-    options = {"n_workers": workers, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
+    options = {"n_workers": workers, "threads_per_worker": 1, "processes": False, "dashboard_address": "127.0.0.1:0"}
     with (
         executors._quiet("distributed"),
         distributed.LocalCluster(protocol="tcp://", silence_logs=False, **options) as cluster,

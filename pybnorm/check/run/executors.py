@@ -141,8 +141,12 @@ def opened(
             target: Any = address
             if not address:
                 workers = jobs or cores()
+                # With None dask still serves HTTP at port 8787, and warns where another run has it.
                 cluster = distributed.LocalCluster(
-                    n_workers=workers, threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL
+                    n_workers=workers,
+                    threads_per_worker=1,
+                    dashboard_address="127.0.0.1:0",
+                    silence_logs=logging.CRITICAL,
                 )
                 target = stack.enter_context(cluster)
             seconds = connect or CONNECT
