@@ -209,6 +209,7 @@ def test_a_case_that_ends_its_workers_is_an_error_and_costs_no_other(monkeypatch
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setattr(executors, "run_recorded", deadly)
     import dask
+    import distributed  # noqa: F401  # now: what it adds to the configuration would end with the block
 
     fewer = dask.config.set({"distributed.scheduler.allowed-failures": 1})  # each takes seconds
     with fewer, executors.opened("dask", jobs=2, timeout=LIMIT) as found, found.executor("onednn", 9) as executor:
@@ -220,6 +221,33 @@ def test_a_case_that_ends_its_workers_is_an_error_and_costs_no_other(monkeypatch
     assert (dying.status, dying.message) == (Status.CRASHED, "the library's process died: exit status 3")
     assert {r.status for r in results.values()} == {Status.PASS}
     assert sorted(results) == sorted(CASES[:3] + CASES[4:5] + CASES[6:])
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_a_run_goes_on_where_all_workers_begin_again_at_once(monkeypatch, back):
+    pytest.importorskip("distributed", reason="dask is not installed")
+    monkeypatch.setattr(executors, "_RESTART", 0.3)
+    made, asked = [], []
+
+    class Lost:  # its connection broke; the second has an answer
+        def __init__(self):
+            made.append(self)
+            self.status = "finished" if len(made) > 1 else "lost"
+
+        def exception(self, seconds):
+            return None
+
+        def result(self):
+            return "an answer"
+
+    with executors.Tasks(lambda *_: Lost(), 1, 1.0, lambda: asked.append(1) or (back and len(asked) > 1)) as tasks:
+        future = tasks.submit(len, ())
+        if back:
+            assert future.result() == "an answer"
+        else:
+            with pytest.raises(executors.NotRunError, match="no worker is left"):
+                future.result()
+    assert len(asked) > 1
 
 
 # ---------------------------------------------------------------- whose device

@@ -58,6 +58,8 @@ CONNECT = 30.0
 """Seconds that a scheduler and its workers have to answer."""
 _GRACE = 30.0
 """Seconds that a dask worker has for its answer beyond the time of its call."""
+_RESTART = 10.0
+"""Seconds without any worker after which a dask cluster has none left."""
 _TRIES = 3
 """Calls of one case that get no answer from a dask cluster, before the case is given up."""
 _THREADS = "OMP_NUM_THREADS"
@@ -436,9 +438,16 @@ class Tasks(Executor):
             self._open.discard(task)
             if task.status in ("finished", "error"):
                 return task.result()
-            if not self._left():
+            if not self._is_left():
                 self._closed = "no worker is left"
         raise NotRunError(self._closed or f"no worker gave an answer in {self._limit or 0:g} s")
+
+    def _is_left(self) -> bool:
+        """Say whether a worker is there; one that its nanny starts again has `_RESTART` seconds to come back."""
+        end = time.monotonic() + _RESTART
+        while not (left := bool(self._left())) and not self._closed and time.monotonic() < end:
+            time.sleep(0.1)
+        return left
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End after the calls in progress if `wait`, else without their answers."""
