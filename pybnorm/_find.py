@@ -441,7 +441,7 @@ def _existing(how: str, file: str) -> _Candidate | _Miss:
 
 
 def _version_of(file: str) -> tuple[int, ...]:
-    """The numbers behind ``.so``: those of libz3.so.4.8 are 4 and 8."""
+    """The numbers after ``.so``: 4 and 8 for libz3.so.4.8."""
     return _version_in(file.rpartition(".so")[2])
 
 

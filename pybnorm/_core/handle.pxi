@@ -17,7 +17,8 @@ cdef class _HandleLife:
     cdef bint several  # whether there are other devices, whose memory may be given
     # Lock order. Held during a vendor's call, and while plans and descriptors are made or kept. Arrays are read before
     # it is taken: their protocols may wait for another thread, which may wait for this lock. No other handle's lock and
-    # not `_load_lock` is taken while it is held, so no two threads can wait for one another.
+    # not `_load_lock` is taken while it is held, so no two threads can wait for one another. A handle that is made
+    # loads native under its own: no other thread knows it yet.
     cdef _Lock lock
     cdef Cache descriptors
     cdef Cache plans

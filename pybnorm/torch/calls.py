@@ -30,7 +30,7 @@ class Gpu(NamedTuple):
 
     backend: str
     memory: int
-    """As DLPack has it."""
+    """DLPack's number of its memory."""
     operator: str
     """The operator that PyTorch prefers there."""
     library: str

@@ -1,4 +1,4 @@
-"""What `tests/fuzz` has no place for among bad arguments: float32's limits, one element, and the text of refusals.
+"""Bad arguments that `tests/fuzz` has no place for: float32's limits, one element, and the text of refusals.
 
 That each bad argument of each call is refused by its name, and nothing written, is test_fuzz's.
 """

@@ -61,7 +61,7 @@ ACTIVATIONS = [
 
 
 class Answers:
-    """What should be a number, and raises an error where it is asked for one."""
+    """A number that raises an error when it is converted to one."""
 
     def __init__(self, error):
         self.error = error
@@ -96,7 +96,7 @@ BAD = {
     "workspace_size": (-1, 2**64, "0", *NO_INTEGERS),
     "dtype": ("int8", 9, "f8", np.int32, np.dtype(">f4"), *NO_INTEGERS),
 }
-"""What an argument must not be, whatever the others are; `object` stands for a new one."""
+"""Values that an argument must not have, whatever the others are; `object` stands for a new one."""
 IN_PLACE = ({"x", "y"}, {"dx", "dy"})  # some may share memory: tests/backends/test_in_place.py
 
 

@@ -371,7 +371,7 @@ static void cudnn_plan_info(const pbn_plan *plan, size_t *workspace, size_t *res
     *why = plan->why;
 }
 
-/* Calls with an activation were held against cannot_fuse when the plan was made: alpha 1, beta 0, saved statistics. */
+/* plan_create checks calls with an activation by cannot_fuse: alpha is 1, beta is 0, statistics are saved. */
 static int run_ex(pbn_handle *handle, const pbn_plan *p, const pbn_call *call) {
     const int dtype = call->x_desc->dtype, mode = PBN_CUDNN_BATCHNORM_SPATIAL_PERSISTENT;
     const scalar alpha = to_scalar(call->alpha, dtype), beta = to_scalar(call->beta, dtype);

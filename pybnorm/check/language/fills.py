@@ -208,7 +208,7 @@ class _Fill:
     """The base of all fills. Methods return float64 values, of a chunk or of all statistics in a parameter's shape."""
 
     judge: Namespace | None = None
-    """Where data are made; None: in NumPy."""
+    """The namespace that makes the data; None: NumPy."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem

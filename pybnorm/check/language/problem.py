@@ -55,7 +55,7 @@ FILLS = (
     *("exact", "randn", "sqrteps", "ramp", "constant", "range", "paired", "special"),
     *("relu", "image", "sparse", "level"),
 )
-"""How the data are made; `pybnorm.check.language.fills` says what each is for."""
+"""The names of the fills; `pybnorm.check.language.fills` says what each is for."""
 FILE = "file"
 """The fill of a problem whose data come from a file."""
 _EXAMPLE = "train,spatial,f32,nchw,8x64x32x32"
