@@ -13,7 +13,7 @@ import numbers
 import operator
 import os
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pybnorm._words import meant
@@ -658,9 +658,7 @@ def _same(argument: str, t: TensorLike, x: TensorLike, other: str = "x") -> None
         raise ArgumentTypeError(argument, f"dtype {t.dtype.short}", f"the dtype of {other}, {x.dtype.short}")
 
 
-def _param(param: TensorLike | None, x: TensorLike, bn_mode: Mode) -> None:
-    if param is None:
-        return
+def _param(param: TensorLike, x: TensorLike, bn_mode: Mode) -> None:
     derived = derived_dims(x.dims, bn_mode)
     if param.dims != derived:
         raise ArgumentError(
@@ -673,79 +671,50 @@ def _param(param: TensorLike | None, x: TensorLike, bn_mode: Mode) -> None:
         )
 
 
-def forward_training(
-    bn_mode: object, alpha: object, beta: object, x: TensorLike, y: TensorLike, param: TensorLike | None,
-    exponential_average_factor: object, epsilon_: object, has_running: bool,
-) -> tuple[Mode, float, float, float, float]:  # fmt: skip
-    """Rules of forward training; returns mode, alpha, beta, factor and epsilon in canonical form."""
-    m = mode(bn_mode)
-    result = (
-        m,
-        scalar(alpha, "alpha", x.dtype),
-        scalar(beta, "beta", x.dtype),
-        factor(exponential_average_factor, dtype=x.dtype),
-        epsilon(epsilon_, x.dtype),
-    )
-    _same("y", y, x)
-    _param(param, x, m)
-    if has_running and reduced_count(x.dims, m) == 1:
+SCALARS: dict[Operation, tuple[str, ...]] = {
+    Operation.FORWARD_TRAINING: ("mode", "alpha", "beta", "exponential_average_factor", "epsilon"),
+    Operation.FORWARD_INFERENCE: ("mode", "alpha", "beta", "epsilon"),
+    Operation.BACKWARD: ("mode", "alpha", "beta", "alpha_param", "beta_param", "epsilon"),
+    Operation.AXPBY: ("a", "b"),
+    Operation.FILL: ("value",),
+    Operation.RELU: (),
+    Operation.RELU_BACKWARD: (),
+}
+"""What a call has beside its tensors, by the names that `Handle`'s methods have for it."""
+
+
+def call(
+    op: Operation, tensors: Mapping[str, TensorLike], param: TensorLike | None = None, running: bool = False,
+    **values: object,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Rules of every call; returns its `SCALARS` in canonical form.
+
+    `tensors`: those that are like the first. `running`: with running statistics.
+    """
+    (_, x), *others = tensors.items()
+    found = tuple([_scalar_of(name, values[name], x) for name in SCALARS[op]])
+    for name, tensor in others:
+        _same(name, tensor, x)
+    if param is not None:
+        _param(param, x, found[0])
+    if op == Operation.FORWARD_TRAINING and running and reduced_count(x.dims, found[0]) == 1:
         # The unbiased variance is 0/0: cuDNN writes NaN, MIOpen omits the correction, PyTorch refuses.
         raise ArgumentError(
             "x",
-            f"dims {x.dims} in mode {m.name}",
+            f"dims {x.dims} in mode {found[0].name}",
             "at least two elements per statistic when running statistics are updated",
         )
-    return result
+    return found
 
 
-def forward_inference(
-    bn_mode: object, alpha: object, beta: object, x: TensorLike, y: TensorLike, param: TensorLike | None,
-    epsilon_: object,
-) -> tuple[Mode, float, float, float]:  # fmt: skip
-    """Rules of forward inference; returns mode, alpha, beta and epsilon in canonical form."""
-    m = mode(bn_mode)
-    result = (m, scalar(alpha, "alpha", x.dtype), scalar(beta, "beta", x.dtype), epsilon(epsilon_, x.dtype))
-    _same("y", y, x)
-    _param(param, x, m)
-    return result
-
-
-def backward(
-    bn_mode: object, alpha: object, beta: object, alpha_param: object, beta_param: object, x: TensorLike,
-    dy: TensorLike, dx: TensorLike, param: TensorLike | None, epsilon_: object,
-) -> tuple[Mode, float, float, float, float, float]:  # fmt: skip
-    """Rules of backward; returns mode, the four scalars and epsilon in canonical form."""
-    m = mode(bn_mode)
-    result = (
-        m,
-        scalar(alpha, "alpha", x.dtype),
-        scalar(beta, "beta", x.dtype),
-        scalar(alpha_param, "alpha_param", x.dtype),
-        scalar(beta_param, "beta_param", x.dtype),
-        epsilon(epsilon_, x.dtype),
-    )
-    _same("dy", dy, x)
-    _same("dx", dx, x)
-    _param(param, x, m)
-    return result
-
-
-def axpby(a: object, b: object, x: TensorLike, y: TensorLike) -> tuple[float, float]:
-    """Rules of y = a*x + b*y; returns a and b in canonical form."""
-    result = (scalar(a, "a", x.dtype), scalar(b, "b", x.dtype))
-    _same("y", y, x)
-    return result
-
-
-def relu(x: TensorLike, y: TensorLike) -> None:
-    """Rules of y = max(x, 0)."""
-    _same("y", y, x)
-
-
-def relu_backward(x: TensorLike, dy: TensorLike, dx: TensorLike) -> None:
-    """Rules of dx = dy where x > 0, else 0."""
-    _same("dy", dy, x)
-    _same("dx", dx, x)
+def _scalar_of(name: str, value: object, x: TensorLike) -> Any:
+    if name == "mode":
+        return mode(value)
+    if name == "epsilon":
+        return epsilon(value, x.dtype)
+    if name == "exponential_average_factor":
+        return factor(value, dtype=x.dtype)
+    return fill(value, x) if name == "value" else scalar(value, name, x.dtype)
 
 
 def fill(value: object, y: TensorLike) -> float:

@@ -253,7 +253,7 @@ class ForwardTrainingPlan(Plan):
     """A forward training call made ready; see `Plan` and `Handle.forward_training`."""
     def __call__(
         self, x: Any, scale: Any, bias: Any, y: Any, running_mean: Any = None, running_variance: Any = None,
-        saved_mean: Any = None, saved_inv_variance: Any = None, workspace: Any = None, *positional: Any, z: Any = None,
+        saved_mean: Any = None, saved_inv_variance: Any = None, workspace: Any = None, *, z: Any = None,
         reserve: Any = None,
     ) -> None:  # fmt: skip
         """Run it on addresses, or on arrays as planned; statistics and z are given exactly where they were planned."""
@@ -262,7 +262,7 @@ class ForwardInferencePlan(Plan):
     """A forward inference call made ready; see `Plan` and `Handle.forward_inference`."""
     def __call__(
         self, x: Any, scale: Any, bias: Any, running_mean: Any, running_variance: Any, y: Any, workspace: Any = None,
-        *positional: Any, z: Any = None,
+        *, z: Any = None,
     ) -> None:  # fmt: skip
         """Run it on addresses, or on arrays as planned; z is given exactly where it was planned."""
 
@@ -270,7 +270,7 @@ class BackwardPlan(Plan):
     """A backward call made ready; see `Plan` and `Handle.backward`."""
     def __call__(
         self, x: Any, dy: Any, scale: Any, dx: Any, dscale: Any, dbias: Any, saved_mean: Any = None,
-        saved_inv_variance: Any = None, workspace: Any = None, *positional: Any, y: Any = None, bias: Any = None,
+        saved_inv_variance: Any = None, workspace: Any = None, *, y: Any = None, bias: Any = None,
         dz: Any = None, reserve: Any = None,
     ) -> None:  # fmt: skip
         """Run it on addresses, or on arrays as planned; saved statistics are given exactly where they were planned."""

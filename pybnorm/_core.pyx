@@ -8,7 +8,7 @@ status is not 0. Nothing on that path prints, synchronises or allocates device m
 
 cimport cython
 from cpython.buffer cimport PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals, PyErr_SetInterrupt
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
 from libc.math cimport copysign
@@ -96,12 +96,10 @@ __all__ = [
     "way_of",
 ]
 
-cdef dict _DEVICE_NAMES = {
-    PBN_DEVICE_CPU: "CPU", PBN_DEVICE_CUDA: "CUDA", PBN_DEVICE_CUDA_HOST: "CUDA pinned host",
-    PBN_DEVICE_OPENCL: "OpenCL", PBN_DEVICE_VULKAN: "Vulkan", PBN_DEVICE_METAL: "Metal", PBN_DEVICE_VPI: "VPI",
-    PBN_DEVICE_ROCM: "ROCm", PBN_DEVICE_ROCM_HOST: "ROCm pinned host", PBN_DEVICE_EXTENSION: "extension device",
-    PBN_DEVICE_CUDA_MANAGED: "CUDA managed", PBN_DEVICE_ONEAPI: "oneAPI", PBN_DEVICE_WEBGPU: "WebGPU",
-    PBN_DEVICE_HEXAGON: "Hexagon", PBN_DEVICE_MAIA: "MAIA", PBN_DEVICE_TRAINIUM: "Trainium",
+cdef dict _DEVICE_NAMES = {  # by DLPack's numbers
+    1: "CPU", 2: "CUDA", 3: "CUDA pinned host", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 9: "VPI", 10: "ROCm",
+    11: "ROCm pinned host", 12: "extension device", 13: "CUDA managed", 14: "oneAPI", 15: "WebGPU", 16: "Hexagon",
+    17: "MAIA", 18: "Trainium",
 }
 cdef Py_ssize_t _DESCRIPTOR_CACHE = 64
 cdef Py_ssize_t _PLAN_CACHE = 256  # more than the kinds of call of a large network

@@ -69,19 +69,9 @@ typedef enum pbn_device {
     PBN_DEVICE_CPU = 1,
     PBN_DEVICE_CUDA = 2,
     PBN_DEVICE_CUDA_HOST = 3, /* pinned host memory */
-    PBN_DEVICE_OPENCL = 4,
-    PBN_DEVICE_VULKAN = 7,
-    PBN_DEVICE_METAL = 8,
-    PBN_DEVICE_VPI = 9,
     PBN_DEVICE_ROCM = 10,
     PBN_DEVICE_ROCM_HOST = 11, /* pinned host memory */
-    PBN_DEVICE_EXTENSION = 12,
-    PBN_DEVICE_CUDA_MANAGED = 13,
-    PBN_DEVICE_ONEAPI = 14,
-    PBN_DEVICE_WEBGPU = 15,
-    PBN_DEVICE_HEXAGON = 16,
-    PBN_DEVICE_MAIA = 17,
-    PBN_DEVICE_TRAINIUM = 18
+    PBN_DEVICE_CUDA_MANAGED = 13
 } pbn_device;
 
 /* What batch norm's result passes before it is blended. */

@@ -142,23 +142,25 @@ cdef class CallList:
                 continue
             name = _ROW_NAMES[row]
             if name in arrays:
-                own = described[name] = self._own(handle, arrays[name])
+                own = self._own(handle, arrays[name])
                 _set_descriptor(&call, &pbn_rows[row], own)
+                if pbn_rows[row].when == PBN_ALWAYS:
+                    described[name] = own
             elif pbn_rows[row].when == PBN_ALWAYS:
                 needed = ", ".join([t.name for t in tensors(op) if not t.vector and t.when == "always"])
                 raise errors.ArgumentError("arrays", f"no {name}", f"{needed}, for {_CALL_NAMES[op]}")
-        _set_scalars(&call, values, described, None, "running_mean" in arrays)
+        _set_scalars(&call, values)
+        _check_scalars(&call, described, None, "running_mean" in arrays)
         own = described.get("x", described.get("y"))
         maker = self.table if plan is None or plan.maker == NULL else plan.maker
         _check_capability(maker, op, call.mode, own, _CALL_NAMES[op])
         for row in range(PBN_ROWS):
             if pbn_rows[row].operation == op and _ROW_NAMES[row] in arrays:
                 _check_known(maker, &pbn_rows[row], call.mode, own)
-        if _arguments.boolean(values.get("inverse", False), "inverse"):
+        if call.inverse:
             bits = maker.capability(op, call.mode, own.tensor.dtype, own.tensor.layout, own.tensor.rank, &why)
             if not bits & PBN_CAP_INVERSE:
                 raise _unsupported(handle, _CALL_NAMES[op], "Capability.INVERSE is not set")
-            call.inverse = 1
         if _normalizes(op):
             key = _key(arrays["x"]), call.mode
             pd = self.descriptors.get(key)
@@ -327,7 +329,3 @@ cdef class CallList:
             raise _error(self.table, status, _CALL_NAMES[call.operation], _shown(call))
         self.planned = self.ways[i].plan != NULL
         return 0
-
-
-cdef inline uintptr_t _data_bits(const pbn_call *call) noexcept:
-    return <uintptr_t>call.x | <uintptr_t>call.y | <uintptr_t>call.dy | <uintptr_t>call.dx

@@ -3,10 +3,12 @@
 cdef extern from *:
     """
     /* The tensors of all calls, by name. `object` is borrowed; `address`, where it is not 0, is known to be what was
-     * planned, and the object is not looked at. Neither: the call does not have the tensor. */
+     * planned, and the object is not looked at. Neither: the call does not have the tensor. `like`: the descriptor of
+     * an object that is an address. */
     typedef struct pbn_argument {
         void *object;
         uintptr_t address;
+        void *like;
     } pbn_argument;
     typedef struct pbn_arguments {
         pbn_argument x, dy, z, y, dx, dz, scale, bias, running_mean, running_variance, saved_mean, saved_inv_variance;
@@ -85,6 +87,7 @@ cdef extern from *:
     struct pbn_argument:
         void *object
         uintptr_t address
+        void *like
     struct pbn_arguments:
         pbn_argument x
         pbn_argument dy
@@ -128,6 +131,9 @@ cdef dict _WHEN = {
     PBN_ACTIVATED: "activation", PBN_MASKED: "mask",
 }
 cdef tuple _ROW_NAMES = tuple([pbn_rows[row].name.decode() for row in range(PBN_ROWS)])
+cdef int[PBN_ROWS] _FIRST_ROWS  # by operation
+for _row in range(PBN_ROWS - 1, -1, -1):
+    _FIRST_ROWS[pbn_rows[_row].operation] = _row
 cdef dict _MEMBERS = {_ROW_NAMES[row]: pbn_rows[row].address for row in range(PBN_ROWS)}  # offsets in pbn_call
 cdef dict _CALL_NAMES = {
     PBN_OP_FORWARD_TRAINING: "batch_normalization_forward_training",
@@ -177,7 +183,7 @@ cdef int _check_known(const pbn_backend *table, const pbn_row *row, int mode, Te
     cdef const pbn_tensor *t = &x.tensor
     if row.needs & ~table.capability(row.operation, mode, t.dtype, t.layout, t.rank, &why):
         raise _not_supported(
-            x, _CALL_NAMES[row.operation],
+            x.backend, _CALL_NAMES[row.operation],
             f"the backend has no tensor {row.name.decode()!r} here: {Capability(row.needs)!r} is not set",
         )
     return 0
@@ -195,33 +201,44 @@ cdef void _set_descriptor(pbn_call *call, const pbn_row *row, TensorDescriptor d
     (<const pbn_tensor **>(<char *>call + row.descriptor))[0] = &descriptor.tensor
 
 
-cdef int _set_scalars(pbn_call *call, dict values, dict tensors, object param, bint running) except -1:
-    """Checks the tensors' shapes and the scalars, under the names of `Handle`'s methods; sets the scalars."""
-    cdef int op = call.operation
-    x, y = tensors.get("x"), tensors.get("y")
-    call.mode = PBN_SPATIAL
-    if op == PBN_OP_FORWARD_TRAINING:
-        call.mode, call.alpha, call.beta, call.factor, call.epsilon = _arguments.forward_training(
-            values["mode"], values["alpha"], values["beta"], x, y, param, values["exponential_average_factor"],
-            values["epsilon"], running,
-        )
-    elif op == PBN_OP_FORWARD_INFERENCE:
-        call.mode, call.alpha, call.beta, call.epsilon = _arguments.forward_inference(
-            values["mode"], values["alpha"], values["beta"], x, y, param, values["epsilon"]
-        )
-    elif op == PBN_OP_BACKWARD:
-        call.mode, call.alpha, call.beta, call.alpha_param, call.beta_param, call.epsilon = _arguments.backward(
-            values["mode"], values["alpha"], values["beta"], values["alpha_param"], values["beta_param"], x,
-            tensors["dy"], tensors["dx"], param, values["epsilon"],
-        )
-    elif op == PBN_OP_AXPBY:
-        call.alpha, call.beta = _arguments.axpby(values["a"], values["b"], x, y)
-    elif op == PBN_OP_FILL:
-        call.alpha = _arguments.fill(values["value"], y)
-    elif op == PBN_OP_RELU:
-        _arguments.relu(x, y)
-    else:
-        _arguments.relu_backward(x, tensors["dy"], tensors["dx"])
+cdef pbn_call _model  # of no call: its members' places are those of any
+cdef dict _SCALARS = {
+    "alpha": <uintptr_t>&_model.alpha - <uintptr_t>&_model,
+    "beta": <uintptr_t>&_model.beta - <uintptr_t>&_model,
+    "alpha_param": <uintptr_t>&_model.alpha_param - <uintptr_t>&_model,
+    "beta_param": <uintptr_t>&_model.beta_param - <uintptr_t>&_model,
+    "exponential_average_factor": <uintptr_t>&_model.factor - <uintptr_t>&_model,
+    "epsilon": <uintptr_t>&_model.epsilon - <uintptr_t>&_model,
+}
+_SCALARS |= {"a": _SCALARS["alpha"], "b": _SCALARS["beta"], "value": _SCALARS["alpha"]}
+
+
+cdef inline double *_scalar(pbn_call *call, str name) except NULL:
+    cdef size_t place = _SCALARS[name]
+    return <double *>(<char *>call + place)
+
+
+cdef double _number(object value, str name) except? -1:
+    """A scalar as a float, converted once; its rule and x's dtype are looked at when the call is planned."""
+    return value if type(value) is float else _arguments.scalar(value, name)
+
+
+cdef int _set_scalars(pbn_call *call, dict values) except -1:
+    """Sets the mode and the scalars from what they are called in `Handle`'s methods."""
+    for name in _arguments.SCALARS[Operation(call.operation)]:
+        if name == "mode":
+            call.mode = _mode(values[name])
+        else:
+            _scalar(call, name)[0] = _number(values[name], name)
+    call.inverse = _arguments.boolean(values.get("inverse", False), "inverse")
+    return 0
+
+
+cdef int _check_scalars(pbn_call *call, dict tensors, object param, bint running) except -1:
+    """Checks the scalars and the shapes of the tensors, x or the one that there is first."""
+    op = Operation(call.operation)
+    values = {name: call.mode if name == "mode" else _scalar(call, name)[0] for name in _arguments.SCALARS[op]}
+    _arguments.call(op, tensors, param, running, **values)
     return 0
 
 
@@ -287,13 +304,6 @@ cdef tuple _workspace_pair(Handle handle, object address, object size, str name=
     return a, n
 
 
-cdef object _unsupported(Handle handle, str function, str text):
-    return errors.UnsupportedError(
-        backend=handle.backend, function=function, status=PBN_E_UNSUPPORTED, status_name="PBN_E_UNSUPPORTED", text=text,
-        library=handle.library.path, version=handle.library.version,
-    )
-
-
 cdef Handle _handle(object value):
     if not isinstance(value, Handle):
         raise errors.ArgumentTypeError("handle", value, "a Handle")
@@ -304,14 +314,14 @@ cdef Handle _handle(object value):
 
 cdef tuple _shown(const pbn_call *call):
     """The descriptors of a call, for error messages."""
-    lines = []
-    _show(lines, "x", call.x_desc)
-    _show(lines, "y", call.y_desc)
-    _show(lines, "dy", call.dy_desc)
-    _show(lines, "dx", call.dx_desc)
-    _show(lines, "z", call.z_desc)
-    _show(lines, "dz", call.dz_desc)
-    _show(lines, "param", call.param_desc)
+    cdef const pbn_tensor *t
+    cdef int row = _FIRST_ROWS[call.operation]
+    described = {}
+    while row < PBN_ROWS and pbn_rows[row].operation == call.operation:
+        t = (<const pbn_tensor **>(<char *>call + pbn_rows[row].descriptor))[0]
+        described["param" if pbn_rows[row].vector else _ROW_NAMES[row]] = _described(t)
+        row += 1
+    lines = [f"{name}: {text}" for name, text in described.items() if text]
     if call.param_desc != NULL:
         lines.append(f"mode={Mode(call.mode).name} alpha={call.alpha} beta={call.beta} epsilon={call.epsilon}")
     if call.activation != PBN_ACTIVATION_NONE:
@@ -320,12 +330,23 @@ cdef tuple _shown(const pbn_call *call):
     return tuple(lines)
 
 
-cdef int _show(list lines, str name, const pbn_tensor *t) except -1:
-    if t != NULL and t.rank > 0:
-        dims = tuple([t.dims[i] for i in range(t.rank)])
-        strides = tuple([t.strides[i] for i in range(t.rank)])
-        lines.append(f"{name}: {DataType(t.dtype).short} dims={dims} strides={strides}")
-    return 0
+cdef str _described(const pbn_tensor *t):
+    if t == NULL or t.rank == 0:
+        return ""
+    dims = tuple([t.dims[i] for i in range(t.rank)])
+    strides = tuple([t.strides[i] for i in range(t.rank)])
+    return f"{DataType(t.dtype).short} dims={dims} strides={strides}"
+
+
+cdef uintptr_t _data_bits(const pbn_call *call) noexcept:
+    """The addresses of the data tensors, or-ed together."""
+    cdef uintptr_t bits = 0
+    cdef int row = _FIRST_ROWS[call.operation]
+    while row < PBN_ROWS and pbn_rows[row].operation == call.operation:
+        if not pbn_rows[row].vector:
+            bits |= _get_address(call, &pbn_rows[row])
+        row += 1
+    return bits
 
 
 cdef uintptr_t _address(object buffer, str argument) except 0:
@@ -359,13 +380,9 @@ cdef int _run(
     handle._check()  # an array's own protocol, or a signal handler, may have closed it since
     cdef const pbn_backend *table = handle.table if maker == NULL else maker
     cdef pbn_handle *c_handle = handle.handle if maker == NULL else handle.native
-    cdef void *stream = NULL
     cdef int status
     if maker != NULL and table.device_type != PBN_DEVICE_CPU:
-        status = handle.table.stream_get(handle.handle, &stream)
-        if status != 0:
-            raise _error(handle.table, status, "get_stream", ())
-        table.stream_set(c_handle, stream)
+        table.stream_set(c_handle, <void *>handle._stream())
     with nogil:
         if plan != NULL:
             status = table.plan_run(c_handle, plan, call)

@@ -68,12 +68,7 @@ cdef class TensorDescriptor:
 
     def __init__(self, backend, dtype, dims, strides=None):
         shape = _arguments.dims(dims)
-        if strides is None:
-            steps = _arguments.packed_strides(shape)
-            # A packed tensor past the vendors' int strides is refused like any other.
-            steps = _arguments.strides(steps, shape)
-        else:
-            steps = _arguments.strides(strides, shape)
+        steps = _arguments.strides(_arguments.packed_strides(shape) if strides is None else strides, shape)
         kind = _arguments.data_type(dtype)
         backend = load(backend).backend
         cdef const pbn_backend *table = _table(backend)
@@ -121,7 +116,7 @@ cdef class TensorDescriptor:
         self.layout = Layout(self.tensor.layout)
         cdef Py_ssize_t size = self.tensor.rank * sizeof(int64_t)
         self.key = (
-            PyBytes_FromStringAndSize(<char *>&self.tensor.dtype, sizeof(self.tensor.dtype))
+            PyBytes_FromStringAndSize(<char *>&self.tensor.dtype, 2 * sizeof(int32_t))  # and the rank behind it
             + PyBytes_FromStringAndSize(<char *>self.tensor.dims, size)
             + PyBytes_FromStringAndSize(<char *>self.tensor.strides, size)
         )
@@ -330,18 +325,5 @@ cdef int _check_capability(
     cdef const char *why = NULL
     if table.capability(operation, mode, x.tensor.dtype, x.tensor.layout, x.tensor.rank, &why) != 0:
         return 0
-    raise _not_supported(x, function, why.decode() if why != NULL else "", (f"x={x!r} mode={Mode(mode).name}",))
-
-
-cdef object _not_supported(TensorDescriptor x, str function, str text, tuple descriptors=()):
-    library = _libraries.get(x.backend)
-    return errors.UnsupportedError(
-        backend=x.backend,
-        function=function,
-        status=PBN_E_UNSUPPORTED,
-        status_name="PBN_E_UNSUPPORTED",
-        text=text,
-        library=library.path,
-        version=library.version,
-        descriptors=descriptors,
-    )
+    text = why.decode() if why != NULL else ""
+    raise _not_supported(x.backend, function, text, (f"x={x!r} mode={Mode(mode).name}",))

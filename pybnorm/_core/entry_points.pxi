@@ -1,31 +1,9 @@
 # The calls on addresses: plans with algorithm None, kept by their handle.
-#
-# The key of such a plan: "at", which no key of Handle's own calls has, the operation, what the descriptors say (not the
-# objects: a kept plan must not keep them), mode and scalars, which statistics are there, the activation.
 
-cdef tuple _NO_ACTIVATION = (Activation.NONE, 0.0, 0.0)
-cdef object _NONE = Activation.NONE
-
-
-cdef bint _both(Handle handle, str name_a, object a, str name_b, object b) except -1:
-    """Say whether a pair of addresses is given; None and 0 are none."""
-    if a is None and b is None:
-        return False
-    if type(a) is int and type(b) is int and a and b:
-        return True
-    first, second = handle._pointer(a, name_a, True), handle._pointer(b, name_b, True)
-    return _arguments.pair(name_a, first or None, name_b, second or None)
-
-
-cdef object _number(object value, str name, TensorDescriptor x):
-    """alpha or beta as a float; whether x's dtype can hold a float is checked when the call is planned."""
-    return value if type(value) is float else _arguments.scalar(value, name, x.dtype)
-
-
-cdef tuple _fused(object activation, object low, object high, TensorDescriptor x):
-    if activation is _NONE and low is None and high is None:
-        return _NO_ACTIVATION
-    return _arguments.activation(activation, low, high, x.dtype)
+cdef int _at(Handle handle, pbn_argument *argument, object address, object descriptor, str name) except -1:
+    _descriptor(descriptor, name, handle.table)
+    argument.object, argument.like = <void *>address, <void *>descriptor
+    return 0
 
 
 cdef object _workspace_at(Handle handle, object address, object size):
@@ -35,15 +13,6 @@ cdef object _workspace_at(Handle handle, object address, object size):
         if not size:
             return None
     return _workspace_pair(handle, address, size)
-
-
-cdef Plan _keep_at(
-    Handle handle, tuple key, dict tensors, dict values, int has=0, tuple activation=_NO_ACTIVATION,
-    TensorDescriptor param=None,
-):
-    cdef Plan plan = _plan(handle, key[1], tensors, values, has, activation, None, param)
-    plan.lends = False  # whoever has only addresses brings the workspace, too
-    return handle._keep(key, plan, _ADDRESSES)
 
 
 def batch_normalization_forward_training(
@@ -123,36 +92,19 @@ def batch_normalization_forward_training(
     (array([[[-0.225,  1.   ,  2.225]]], dtype=float32), array([1.5], dtype=float32), array([1.], dtype=float32))
     """
     cdef Handle h = _handle(handle)
-    cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
-    cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
-    cdef TensorDescriptor pd = _descriptor(param_desc, "param_desc", h.table)
-    cdef bint running = _both(h, "running_mean", running_mean, "running_variance", running_variance)
-    cdef bint saved = _both(h, "saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
-    cdef Plan plan
-    cdef pbn_arguments arguments
-    memset(&arguments, 0, sizeof(arguments))
-    mode, alpha, beta = _mode(mode), _number(alpha, "alpha", xd), _number(beta, "beta", xd)
-    epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
-    factor = exponential_average_factor
-    factor = factor if type(factor) is float else _arguments.factor(factor)
-    act = _fused(activation, activation_low, activation_high, xd)
-    key = (
-        "at", PBN_OP_FORWARD_TRAINING, xd.key, yd.key, pd.key, mode, _keyed(alpha), _keyed(beta), _keyed(epsilon),
-        _keyed(factor), running, saved, act,
-    )
-    plan = h._cached(key)
-    if plan is None:
-        values = {
-            "mode": mode, "alpha": alpha, "beta": beta, "epsilon": epsilon, "exponential_average_factor": factor
-        }
-        plan = _keep_at(h, key, {"x": xd, "y": yd}, values, _has(running, saved), act, pd)
-    arguments.x.object, arguments.scale.object, arguments.bias.object = <void *>x, <void *>scale, <void *>bias
-    arguments.y.object = <void *>y
-    arguments.running_mean.object = <void *>(running_mean if running else None)
-    arguments.running_variance.object = <void *>(running_variance if running else None)
-    arguments.saved_mean.object = <void *>(saved_mean if saved else None)
-    arguments.saved_inv_variance.object = <void *>(saved_inv_variance if saved else None)
-    plan._call(h, &arguments, _workspace_at(h, workspace, workspace_size), None)
+    cdef TensorDescriptor param
+    cdef pbn_call call
+    cdef pbn_arguments given
+    _begin(&call, &given, PBN_OP_FORWARD_TRAINING)
+    _at(h, &given.x, x, x_desc, "x_desc")
+    _at(h, &given.y, y, y_desc, "y_desc")
+    given.scale.object, given.bias.object = <void *>scale, <void *>bias
+    given.running_mean.object, given.running_variance.object = <void *>running_mean, <void *>running_variance
+    given.saved_mean.object, given.saved_inv_variance.object = <void *>saved_mean, <void *>saved_inv_variance
+    call.factor = _number(exponential_average_factor, "exponential_average_factor")
+    param = _descriptor(param_desc, "param_desc", h.table)
+    _common(h, &call, &given, mode, alpha, beta, epsilon, activation, activation_low, activation_high)
+    _make(h, &call, &given, _workspace_at(h, workspace, workspace_size), None, True, param)
 
 
 def batch_normalization_forward_inference(
@@ -214,27 +166,17 @@ activation_high, workspace, workspace_size
     array([[[1., 2., 3.]]], dtype=float32)
     """
     cdef Handle h = _handle(handle)
-    cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
-    cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
-    cdef TensorDescriptor pd = _descriptor(param_desc, "param_desc", h.table)
-    cdef Plan plan
-    cdef pbn_arguments arguments
-    memset(&arguments, 0, sizeof(arguments))
-    mode, alpha, beta = _mode(mode), _number(alpha, "alpha", xd), _number(beta, "beta", xd)
-    epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
-    act = _fused(activation, activation_low, activation_high, xd)
-    key = (
-        "at", PBN_OP_FORWARD_INFERENCE, xd.key, yd.key, pd.key, mode, _keyed(alpha), _keyed(beta), _keyed(epsilon), act
-    )
-    plan = h._cached(key)
-    if plan is None:
-        values = {"mode": mode, "alpha": alpha, "beta": beta, "epsilon": epsilon}
-        plan = _keep_at(h, key, {"x": xd, "y": yd}, values, 0, act, pd)
-    arguments.x.object, arguments.scale.object, arguments.bias.object = <void *>x, <void *>scale, <void *>bias
-    arguments.running_mean.object = <void *>running_mean
-    arguments.running_variance.object = <void *>running_variance
-    arguments.y.object = <void *>y
-    plan._call(h, &arguments, _workspace_at(h, workspace, workspace_size), None)
+    cdef TensorDescriptor param
+    cdef pbn_call call
+    cdef pbn_arguments given
+    _begin(&call, &given, PBN_OP_FORWARD_INFERENCE)
+    _at(h, &given.x, x, x_desc, "x_desc")
+    _at(h, &given.y, y, y_desc, "y_desc")
+    given.scale.object, given.bias.object = <void *>scale, <void *>bias
+    given.running_mean.object, given.running_variance.object = <void *>running_mean, <void *>running_variance
+    param = _descriptor(param_desc, "param_desc", h.table)
+    _common(h, &call, &given, mode, alpha, beta, epsilon, activation, activation_low, activation_high)
+    _make(h, &call, &given, _workspace_at(h, workspace, workspace_size), None, True, param)
 
 
 def batch_normalization_backward(
@@ -311,39 +253,24 @@ def batch_normalization_backward(
     (array([[[ 0.204, -0.408,  0.204]]], dtype=float32), array([1.225], dtype=float32), array([1.], dtype=float32))
     """
     cdef Handle h = _handle(handle)
-    cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
-    cdef TensorDescriptor dyd = _descriptor(dy_desc, "dy_desc", h.table)
-    cdef TensorDescriptor dxd = _descriptor(dx_desc, "dx_desc", h.table)
-    cdef TensorDescriptor pd = _descriptor(param_desc, "param_desc", h.table)
-    cdef bint saved = _both(h, "saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
-    cdef Plan plan
-    cdef pbn_arguments arguments
-    memset(&arguments, 0, sizeof(arguments))
-    mode, alpha, beta = _mode(mode), _number(alpha, "alpha", xd), _number(beta, "beta", xd)
-    alpha_param, beta_param = _number(alpha_param, "alpha_param", xd), _number(beta_param, "beta_param", xd)
-    epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
-    act = _fused(activation, activation_low, activation_high, xd)
+    cdef TensorDescriptor param
+    cdef pbn_call call
+    cdef pbn_arguments given
+    _begin(&call, &given, PBN_OP_BACKWARD)
+    _at(h, &given.x, x, x_desc, "x_desc")
+    _at(h, &given.dy, dy, dy_desc, "dy_desc")
+    _at(h, &given.dx, dx, dx_desc, "dx_desc")
     if bias is not None:
         bias = h._pointer(bias, "bias", True) or None
-    if bias is not None or act is not _NO_ACTIVATION:
-        _arguments.activation_bias(act[0], bias)
-    key = (
-        "at", PBN_OP_BACKWARD, xd.key, dyd.key, dxd.key, pd.key, mode, _keyed(alpha), _keyed(beta),
-        _keyed(alpha_param), _keyed(beta_param), _keyed(epsilon), saved, act,
-    )
-    plan = h._cached(key)
-    if plan is None:
-        values = {
-            "mode": mode, "alpha": alpha, "beta": beta, "alpha_param": alpha_param,
-            "beta_param": beta_param, "epsilon": epsilon,
-        }
-        plan = _keep_at(h, key, {"x": xd, "dy": dyd, "dx": dxd}, values, _has(False, saved), act, pd)
-    arguments.x.object, arguments.dy.object, arguments.scale.object = <void *>x, <void *>dy, <void *>scale
-    arguments.dx.object, arguments.dscale.object, arguments.dbias.object = <void *>dx, <void *>dscale, <void *>dbias
-    arguments.saved_mean.object = <void *>(saved_mean if saved else None)
-    arguments.saved_inv_variance.object = <void *>(saved_inv_variance if saved else None)
-    arguments.bias.object = <void *>bias
-    plan._call(h, &arguments, _workspace_at(h, workspace, workspace_size), None)
+    given.scale.object, given.bias.object = <void *>scale, <void *>bias
+    given.dscale.object, given.dbias.object = <void *>dscale, <void *>dbias
+    given.saved_mean.object, given.saved_inv_variance.object = <void *>saved_mean, <void *>saved_inv_variance
+    call.alpha_param, call.beta_param = _number(alpha_param, "alpha_param"), _number(beta_param, "beta_param")
+    param = _descriptor(param_desc, "param_desc", h.table)
+    _common(h, &call, &given, mode, alpha, beta, epsilon, activation, activation_low, activation_high)
+    if bias is not None or call.activation != PBN_ACTIVATION_NONE:
+        _arguments.activation_bias(Activation(call.activation), bias)
+    _make(h, &call, &given, _workspace_at(h, workspace, workspace_size), None, True, param)
 
 
 def axpby(handle, a, x_desc, x, b, y_desc, y, *, workspace=0, workspace_size=0):
@@ -377,18 +304,13 @@ def axpby(handle, a, x_desc, x, b, y_desc, y, *, workspace=0, workspace_size=0):
     array([ 7.,  9., 11.], dtype=float32)
     """
     cdef Handle h = _handle(handle)
-    cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
-    cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
-    cdef Plan plan
-    cdef pbn_arguments arguments
-    memset(&arguments, 0, sizeof(arguments))
-    a, b = _number(a, "a", xd), _number(b, "b", xd)
-    key = "at", PBN_OP_AXPBY, xd.key, yd.key, _keyed(a), _keyed(b)
-    plan = h._cached(key)
-    if plan is None:
-        plan = _keep_at(h, key, {"x": xd, "y": yd}, {"a": a, "b": b})
-    arguments.x.object, arguments.y.object = <void *>x, <void *>y
-    plan._call(h, &arguments, _workspace_at(h, workspace, workspace_size), None)
+    cdef pbn_call call
+    cdef pbn_arguments given
+    _begin(&call, &given, PBN_OP_AXPBY)
+    _at(h, &given.x, x, x_desc, "x_desc")
+    _at(h, &given.y, y, y_desc, "y_desc")
+    call.alpha, call.beta = _number(a, "a"), _number(b, "b")
+    _make(h, &call, &given, _workspace_at(h, workspace, workspace_size))
 
 
 def fill(handle, value, y_desc, y):
@@ -421,18 +343,12 @@ def fill(handle, value, y_desc, y):
     array([0.5, 0.5, 0.5], dtype=float32)
     """
     cdef Handle h = _handle(handle)
-    cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
-    cdef Plan plan
-    cdef pbn_arguments arguments
-    memset(&arguments, 0, sizeof(arguments))
-    if type(value) is not float:
-        value = _arguments.fill(value, yd)
-    key = "at", PBN_OP_FILL, yd.key, _keyed(value)
-    plan = h._cached(key)
-    if plan is None:
-        plan = _keep_at(h, key, {"y": yd}, {"value": value})
-    arguments.y.object = <void *>y
-    plan._call(h, &arguments, None, None)
+    cdef pbn_call call
+    cdef pbn_arguments given
+    _begin(&call, &given, PBN_OP_FILL)
+    _at(h, &given.y, y, y_desc, "y_desc")
+    call.alpha = value if type(value) is float else _arguments.fill(value, y_desc)
+    _make(h, &call, &given, None)
 
 
 def relu(handle, x_desc, x, y_desc, y):
@@ -465,17 +381,12 @@ def relu(handle, x_desc, x, y_desc, y):
     array([0., 0., 2.], dtype=float32)
     """
     cdef Handle h = _handle(handle)
-    cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
-    cdef TensorDescriptor yd = _descriptor(y_desc, "y_desc", h.table)
-    cdef Plan plan
-    cdef pbn_arguments arguments
-    memset(&arguments, 0, sizeof(arguments))
-    key = "at", PBN_OP_RELU, xd.key, yd.key
-    plan = h._cached(key)
-    if plan is None:
-        plan = _keep_at(h, key, {"x": xd, "y": yd}, {})
-    arguments.x.object, arguments.y.object = <void *>x, <void *>y
-    plan._call(h, &arguments, None, None)
+    cdef pbn_call call
+    cdef pbn_arguments given
+    _begin(&call, &given, PBN_OP_RELU)
+    _at(h, &given.x, x, x_desc, "x_desc")
+    _at(h, &given.y, y, y_desc, "y_desc")
+    _make(h, &call, &given, None)
 
 
 def relu_backward(handle, x_desc, x, dy_desc, dy, dx_desc, dx):
@@ -511,15 +422,10 @@ def relu_backward(handle, x_desc, x, dy_desc, dy, dx_desc, dx):
     array([0., 0., 7.], dtype=float32)
     """
     cdef Handle h = _handle(handle)
-    cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", h.table)
-    cdef TensorDescriptor dyd = _descriptor(dy_desc, "dy_desc", h.table)
-    cdef TensorDescriptor dxd = _descriptor(dx_desc, "dx_desc", h.table)
-    cdef Plan plan
-    cdef pbn_arguments arguments
-    memset(&arguments, 0, sizeof(arguments))
-    key = "at", PBN_OP_RELU_BACKWARD, xd.key, dyd.key, dxd.key
-    plan = h._cached(key)
-    if plan is None:
-        plan = _keep_at(h, key, {"x": xd, "dy": dyd, "dx": dxd}, {})
-    arguments.x.object, arguments.dy.object, arguments.dx.object = <void *>x, <void *>dy, <void *>dx
-    plan._call(h, &arguments, None, None)
+    cdef pbn_call call
+    cdef pbn_arguments given
+    _begin(&call, &given, PBN_OP_RELU_BACKWARD)
+    _at(h, &given.x, x, x_desc, "x_desc")
+    _at(h, &given.dy, dy, dy_desc, "dy_desc")
+    _at(h, &given.dx, dx, dx_desc, "dx_desc")
+    _make(h, &call, &given, None)

@@ -2,6 +2,7 @@
 
 cdef enum:
     _VIEW_RANK = 8  # the most axes of an array that a key is made of
+    _SIGN = 4 + 2 * _VIEW_RANK  # and its integers
     _CAPSULE_RANK = 64  # as NumPy's; more is a broken or hostile object
     _DL_FLOAT = 2
     _DL_BFLOAT = 4
@@ -276,17 +277,22 @@ cdef tuple _buffer_key(object buffer):
 
 
 cdef object _signed(const _View *view):
-    cdef int64_t found[4 + 2 * _VIEW_RANK]
+    cdef int64_t found[_SIGN]
+    return PyBytes_FromStringAndSize(<char *>found, _sign(view, found))
+
+
+cdef size_t _sign(const _View *view, int64_t *found) noexcept:
+    """Write an array's part of a key, which says how long it is; return its bytes."""
     cdef const _DLTensor *tensor = &view.tensor
     cdef int i
     found[0] = ((<int64_t>tensor.device_type) << 32) | tensor.device_id
     found[1] = ((<int64_t>tensor.code) << 32) | ((<int64_t>tensor.bits) << 16) | tensor.lanes
     found[2] = _alignment(_start(view))
-    found[3] = (2 if view.read_only else 0) | (tensor.strides == NULL)
+    found[3] = (tensor.ndim << 2) | (2 if view.read_only else 0) | (tensor.strides == NULL)
     for i in range(tensor.ndim):
         found[4 + i] = tensor.shape[i]
         found[4 + tensor.ndim + i] = 0 if tensor.strides == NULL else tensor.strides[i]
-    return PyBytes_FromStringAndSize(<char *>found, (4 + 2 * tensor.ndim) * sizeof(int64_t))
+    return (4 + 2 * tensor.ndim) * sizeof(int64_t)
 
 
 cdef bint _is_dtype(const _DLTensor *view, int dtype) noexcept:

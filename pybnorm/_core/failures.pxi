@@ -1,16 +1,16 @@
 # Failures of a vendor's call as exceptions.
 
 cdef dict _OWN_STATUS = {
-    PBN_E_UNSUPPORTED: "PBN_E_UNSUPPORTED",
-    PBN_E_NOT_LOADED: "PBN_E_NOT_LOADED",
-    PBN_E_SYMBOL: "PBN_E_SYMBOL",
-    PBN_E_LIBRARY: "PBN_E_LIBRARY",
-    PBN_E_VERSION: "PBN_E_VERSION",
-    PBN_E_ARGUMENT: "PBN_E_ARGUMENT",
-    PBN_E_WORKSPACE: "PBN_E_WORKSPACE",
-    PBN_E_MEMORY: "PBN_E_MEMORY",
-    PBN_E_INTERNAL: "PBN_E_INTERNAL",
-    PBN_E_DEVICE: "PBN_E_DEVICE",
+    PBN_E_UNSUPPORTED: ("PBN_E_UNSUPPORTED", errors.UnsupportedError),
+    PBN_E_NOT_LOADED: ("PBN_E_NOT_LOADED", errors.InternalError),
+    PBN_E_SYMBOL: ("PBN_E_SYMBOL", errors.InternalError),
+    PBN_E_LIBRARY: ("PBN_E_LIBRARY", errors.InternalError),
+    PBN_E_VERSION: ("PBN_E_VERSION", errors.InternalError),
+    PBN_E_ARGUMENT: ("PBN_E_ARGUMENT", errors.BadParameterError),
+    PBN_E_WORKSPACE: ("PBN_E_WORKSPACE", errors.InternalError),
+    PBN_E_MEMORY: ("PBN_E_MEMORY", errors.AllocationError),
+    PBN_E_INTERNAL: ("PBN_E_INTERNAL", errors.InternalError),
+    PBN_E_DEVICE: ("PBN_E_DEVICE", errors.ExecutionError),
 }
 
 
@@ -50,15 +50,18 @@ cdef object _error(const pbn_backend *table, int status, str function, tuple des
             cls = errors.ContextLostError
             details["text"] = "; ".join(filter(None, [details["text"], (<bytes>text).decode("utf-8", "replace")]))
         return cls(status_name=table.status_name(status).decode("utf-8", "replace"), **details)
-    name = _OWN_STATUS.get(status, "PBN_E_INTERNAL")
-    if status == PBN_E_UNSUPPORTED:
-        cls = errors.UnsupportedError
-    elif status == PBN_E_MEMORY:
-        cls = errors.AllocationError
-    elif status == PBN_E_ARGUMENT:
-        cls = errors.BadParameterError
-    elif status == PBN_E_DEVICE:
-        cls = errors.ExecutionError
-    else:
-        cls = errors.InternalError
+    name, cls = _OWN_STATUS.get(status, _OWN_STATUS[PBN_E_INTERNAL])
     return cls(status_name=name, **details)
+
+
+cdef object _not_supported(str backend, str function, str text, tuple descriptors=()):
+    """The error of what the vendor is not asked for."""
+    library = _libraries[backend]
+    return errors.UnsupportedError(
+        backend=backend, function=function, status=PBN_E_UNSUPPORTED, status_name="PBN_E_UNSUPPORTED", text=text,
+        library=library.path, version=library.version, descriptors=descriptors,
+    )
+
+
+cdef object _unsupported(Handle handle, str function, str text):
+    return _not_supported(handle.backend, function, text)

@@ -186,13 +186,22 @@ cdef class _HandleLife:
     @property
     def stream(self):
         """The stream that calls go to, as an integer."""
-        cdef void *stream = NULL
         with self.lock:
             self._check_open()
-            status = self.table.stream_get(self.handle, &stream)
-            if status != 0:
-                raise _error(self.table, status, "get_stream", ())
+            return self._stream()
+
+    cdef uintptr_t _stream(self) except? 1:
+        cdef void *stream = NULL
+        cdef int status = self.table.stream_get(self.handle, &stream)
+        if status != 0:
+            raise _error(self.table, status, "get_stream", ())
         return <uintptr_t>stream
+
+    cdef int _go_to(self, uintptr_t stream) except -1:
+        cdef int status = self.table.stream_set(self.handle, <void *>stream)
+        if status != 0:
+            raise _error(self.table, status, "set_stream", ())
+        return 0
 
     def set_stream(self, stream):
         """Send later calls to `stream`: an integer, an object with ``__cuda_stream__``, a stream of hip-python.
@@ -200,12 +209,9 @@ cdef class _HandleLife:
         Vendor symbols: ``cudnnSetStream``, ``miopenSetStream``; oneDNN takes a ``dnnl_stream_t``.
         """
         cdef uintptr_t address = _stream(stream)
-        cdef int status
         with self.lock:
             self._check()
-            status = self.table.stream_set(self.handle, <void *>address)
-            if status != 0:
-                raise _error(self.table, status, "set_stream", ())
+            self._go_to(address)
 
     def query_runtime_error(self, mode="blocking"):
         """Read what the kernels of this handle's calls have recorded on the device; the vendor then forgets it.
@@ -299,18 +305,11 @@ cdef class _HandleLife:
 
     cdef int _follow(self, int32_t device, uintptr_t current) except -1:
         """Has later calls go to a stream of a device, which has to be this one's."""
-        cdef void *mine = NULL
-        cdef int status
         with self.lock:
             self._check()
             self._same_device(device, "array")
-            status = self.table.stream_get(self.handle, &mine)
-            if status != 0:
-                raise _error(self.table, status, "get_stream", ())
-            if <uintptr_t>mine != current:
-                status = self.table.stream_set(self.handle, <void *>current)
-                if status != 0:
-                    raise _error(self.table, status, "set_stream", ())
+            if self._stream() != current:
+                self._go_to(current)
         return 0
 
     cdef int _check_open(self) except -1:

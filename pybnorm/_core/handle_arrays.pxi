@@ -1,27 +1,30 @@
 # A handle's arrays: descriptors of them, keys of calls, workspaces.
 
+cdef object _keyed(object value):
+    """A float as part of a key: 0.0 and -0.0 are equal, but not the same to a vendor."""
+    return (value, copysign(1.0, value)) if <double>value == 0.0 else value
+
+
 cdef class _HandleArrays(_HandleLife):
     """A handle's view of arrays: their memory, descriptors and keys."""
 
     cdef object _buffer(self, object array, str argument, bint output):
-        buffer = _arrays.as_buffer(array, argument)
-        if not _reaches(self.table, buffer.device_type):
+        return self._reached(_arrays.as_buffer(array, argument), argument, output)
+
+    cdef object _reached(self, object memory, str argument, bint output):
+        """A Buffer or Memory that calls reach; where its protocol has not said its device, the driver does."""
+        if not _reaches(self.table, memory.device_type):
             raise errors.ArgumentError(
                 argument,
-                f"memory of device type {_device_name(buffer.device_type)}",
+                f"memory of device type {_device_name(memory.device_type)}",
                 f"{_device_name(self.table.device_type)} memory, which backend {self.backend} computes on",
             )
-        buffer = self._placed(buffer, argument)
-        if output and not buffer.writable:
-            raise errors.ArgumentError(argument, "a read-only array", "a writable one")
-        return buffer
-
-    cdef object _placed(self, object memory, str argument):
-        """A Buffer or Memory, whose protocol may not have said its device: the driver does."""
         if memory.device_id == -1 and self.table.memory_device != NULL and type(memory.pointer) is int:
             if 0 < memory.pointer < 1 << 64:
                 memory = memory._replace(device_id=self.table.memory_device(<void *><uintptr_t>memory.pointer))
         self._same_device(memory.device_id, argument)
+        if output and not memory.writable:
+            raise errors.ArgumentError(argument, "a read-only array", "a writable one")
         return memory
 
     cdef int _here(self, uintptr_t address, str argument) except -1:
@@ -63,28 +66,24 @@ cdef class _HandleArrays(_HandleLife):
             self.descriptors.keep(key, found, _DESCRIPTOR_CACHE)
         return <TensorDescriptor>found
 
-    cdef tuple _kind(self, object array, str argument, bint output, uintptr_t *address):
-        """(an array's part of the key of a call's plan, what to plan with) and its address.
+    cdef size_t _kind(self, pbn_argument *argument, str name, bint output, int64_t *key, list held) except 0:
+        """Write an array's part of a plan's key, return its bytes, and set the array's address.
 
-        To plan with is the array itself, or the `Buffer` that its own protocol gave, which is asked only once. Keep it
-        until the call has returned.
+        It is a 0 where the array's own protocol, which is asked only once, gave a `Buffer`. This takes the array's
+        place; `held`, which has it until the call has returned, is the rest of the key.
         """
         cdef _View view
+        array = <object>argument.object
         if _viewed(array, output, &view):
-            address[0] = _start(&view)
-            if address[0] != 0:
-                return _signed(&view), array
-        buffer = self._data(array, argument, output)
-        address[0] = _address(buffer, argument)
-        return _buffer_key(buffer), buffer
-
-    cdef tuple _activation(self, object activation, object low, object high, object x):
-        bounded = low is not None or high is not None  # by numbers that x's dtype limits
-        return _arguments.activation(activation, low, high, self._data(x, "x").dtype if bounded else DataType.FLOAT32)
-
-    cdef object _scalar(self, object value, str name, object x):
-        """alpha or beta as a float, converted once; whether x's dtype can hold a float is checked when planned."""
-        return value if type(value) is float else _arguments.scalar(value, name, self._data(x, "x").dtype)
+            argument.address = _start(&view)
+            if argument.address != 0:
+                return _sign(&view, key)
+        buffer = self._data(array, name, output)
+        argument.address = _address(buffer, name)
+        held.append(buffer)
+        argument.object = <void *>buffer
+        key[0] = 0
+        return sizeof(int64_t)
 
     cdef tuple _look(self, tuple names, tuple arguments):
         cdef _View view
@@ -212,17 +211,7 @@ cdef class _HandleArrays(_HandleLife):
             return 0, 0
         if isinstance(workspace, tuple) and len(workspace) == 2:
             return _workspace_pair(self, workspace[0], workspace[1], name)
-        memory = _arrays.as_memory(workspace, name)
-        device_type = memory.device_type
-        if not memory.writable:
-            raise errors.ArgumentError(name, "read-only memory", "writable memory")
-        if not _reaches(self.table, device_type):
-            raise errors.ArgumentError(
-                name,
-                f"memory of device type {_device_name(device_type)}",
-                f"{_device_name(self.table.device_type)} memory",
-            )
-        memory = self._placed(memory, name)
+        memory = self._reached(_arrays.as_memory(workspace, name), name, True)
         kept.append(memory)
         _arrays.note_written((workspace,))
         return memory.pointer, memory.nbytes

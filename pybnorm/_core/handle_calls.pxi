@@ -1,9 +1,4 @@
-# A handle's calls on arrays: plans, kept by the handle.
-#
-# The key of such a plan is all that decides it: the operation, the algorithm, the key of each data tensor (`describe`:
-# device, dtype, shape, strides, alignment), mode and scalars, which statistics are there, the activation. Parameters
-# are not part of it: their shape and dtype follow from x and the mode, and every call checks them. The values of arrays
-# and their addresses are not, either: a plan is run on any.
+# A handle's calls on arrays: plans, kept by the handle (`_kept`).
 
 cdef class _HandleCalls(_HandleArrays):
     """The calls on arrays."""
@@ -83,44 +78,17 @@ cdef class _HandleCalls(_HandleArrays):
         -----
         Vendor symbols: see `batch_normalization_forward_training`.
         """
-        cdef Plan plan
-        cdef pbn_arguments arguments
-        self._check()
-        memset(&arguments, 0, sizeof(arguments))
-        has_running = _arguments.pair("running_mean", running_mean, "running_variance", running_variance)
-        has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
-        x_kind, x = self._kind(x, "x", False, &arguments.x.address)
-        y_kind, y = self._kind(y, "y", True, &arguments.y.address)
-        mode, algorithm = _mode(mode), _named(algorithm)
-        alpha, beta = self._scalar(alpha, "alpha", x), self._scalar(beta, "beta", x)
-        epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
-        factor = _arguments.factor(exponential_average_factor)
-        act = self._activation(activation, activation_low, activation_high, x)
+        cdef pbn_call call
+        cdef pbn_arguments given
+        _begin(&call, &given, PBN_OP_FORWARD_TRAINING)
+        given.x.object, given.scale.object, given.bias.object = <void *>x, <void *>scale, <void *>bias
+        given.y.object = <void *>y
+        given.running_mean.object, given.running_variance.object = <void *>running_mean, <void *>running_variance
+        given.saved_mean.object, given.saved_inv_variance.object = <void *>saved_mean, <void *>saved_inv_variance
+        call.factor = _number(exponential_average_factor, "exponential_average_factor")
+        _common(<Handle>self, &call, &given, mode, alpha, beta, epsilon, activation, activation_low, activation_high)
         unbiased = unbiased if type(unbiased) is bool else _arguments.boolean(unbiased, "unbiased")
-        key = (
-            PBN_OP_FORWARD_TRAINING, algorithm, x_kind, y_kind, mode, _keyed(alpha), _keyed(beta), _keyed(epsilon),
-            _keyed(factor), has_running, has_saved, act, unbiased,
-        )
-        plan = self._cached(key)
-        if plan is None:
-            values = {
-                "mode": mode, "alpha": alpha, "beta": beta, "epsilon": epsilon, "exponential_average_factor": factor
-            }
-            plan = self._keep(
-                key,
-                _plan(
-                    <Handle>self, PBN_OP_FORWARD_TRAINING, {"x": x, "y": y}, values, _has(has_running, has_saved), act,
-                    algorithm, None, True, unbiased,
-                ),
-                _ARRAYS,
-            )
-        arguments.x.object, arguments.scale.object, arguments.bias.object = <void *>x, <void *>scale, <void *>bias
-        arguments.y.object = <void *>y
-        arguments.running_mean.object = <void *>running_mean
-        arguments.running_variance.object = <void *>running_variance
-        arguments.saved_mean.object = <void *>saved_mean
-        arguments.saved_inv_variance.object = <void *>saved_inv_variance
-        plan._call(<Handle>self, &arguments, workspace, None)
+        _make(<Handle>self, &call, &given, workspace, algorithm, unbiased)
 
     def forward_inference(
         self,
@@ -166,38 +134,22 @@ cdef class _HandleCalls(_HandleArrays):
         Vendor symbols: see `batch_normalization_forward_inference`.
         """
         cdef Plan plan
-        cdef pbn_arguments arguments
-        self._check()
-        memset(&arguments, 0, sizeof(arguments))
-        x_kind, x = self._kind(x, "x", False, &arguments.x.address)
+        cdef pbn_call call
+        cdef pbn_arguments given
+        _begin(&call, &given, PBN_OP_FORWARD_INFERENCE)
+        given.x.object, given.scale.object, given.bias.object = <void *>x, <void *>scale, <void *>bias
+        given.running_mean.object, given.running_variance.object = <void *>running_mean, <void *>running_variance
+        given.y.object = <void *>y
+        _common(<Handle>self, &call, &given, mode, alpha, beta, epsilon, activation, activation_low, activation_high)
+        held = []
         try:
-            y_kind, y = self._kind(y, "y", True, &arguments.y.address)
-            mode, algorithm = _mode(mode), _named(algorithm)
-            alpha, beta = self._scalar(alpha, "alpha", x), self._scalar(beta, "beta", x)
-            epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
-            act = self._activation(activation, activation_low, activation_high, x)
-            key = (
-                PBN_OP_FORWARD_INFERENCE, algorithm, x_kind, y_kind, mode, _keyed(alpha), _keyed(beta), _keyed(epsilon),
-                act,
-            )
-            plan = self._cached(key)
-            if plan is None:
-                values = {"mode": mode, "alpha": alpha, "beta": beta, "epsilon": epsilon}
-                plan = self._keep(
-                    key,
-                    _plan(<Handle>self, PBN_OP_FORWARD_INFERENCE, {"x": x, "y": y}, values, 0, act, algorithm),
-                    _ARRAYS,
-                )
+            plan = _kept(<Handle>self, &call, &given, held, algorithm)
         except errors.ArgumentError as error:
             if error.argument != "y":
                 raise
             order = "the order is x, scale, bias, running_mean, running_variance, y"
             raise type(error)("y", error.value, f"{error.allowed}; {order}") from None
-        arguments.x.object, arguments.scale.object, arguments.bias.object = <void *>x, <void *>scale, <void *>bias
-        arguments.running_mean.object = <void *>running_mean
-        arguments.running_variance.object = <void *>running_variance
-        arguments.y.object = <void *>y
-        plan._call(<Handle>self, &arguments, workspace, None)
+        plan._call(<Handle>self, &given, workspace, None)
 
     def backward(
         self,
@@ -264,164 +216,62 @@ cdef class _HandleCalls(_HandleArrays):
         -----
         Vendor symbols: see `batch_normalization_backward`.
         """
-        cdef Plan plan
-        cdef pbn_arguments arguments
-        self._check()
-        memset(&arguments, 0, sizeof(arguments))
-        has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
-        x_kind, x = self._kind(x, "x", False, &arguments.x.address)
-        dy_kind, dy = self._kind(dy, "dy", False, &arguments.dy.address)
-        dx_kind, dx = self._kind(dx, "dx", True, &arguments.dx.address)
-        mode, algorithm = _mode(mode), _named(algorithm)
-        alpha, beta = self._scalar(alpha, "alpha", x), self._scalar(beta, "beta", x)
-        alpha_param = self._scalar(alpha_param, "alpha_param", x)
-        beta_param = self._scalar(beta_param, "beta_param", x)
-        epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
-        act = self._activation(activation, activation_low, activation_high, x)
-        _arguments.activation_bias(act[0], bias)
-        key = (
-            PBN_OP_BACKWARD, algorithm, x_kind, dy_kind, dx_kind, mode, _keyed(alpha), _keyed(beta),
-            _keyed(alpha_param), _keyed(beta_param), _keyed(epsilon), has_saved, act,
-        )
-        plan = self._cached(key)
-        if plan is None:
-            values = {
-                "mode": mode, "alpha": alpha, "beta": beta, "alpha_param": alpha_param,
-                "beta_param": beta_param, "epsilon": epsilon,
-            }
-            plan = self._keep(
-                key,
-                _plan(
-                    <Handle>self, PBN_OP_BACKWARD, {"x": x, "dy": dy, "dx": dx}, values, _has(False, has_saved), act,
-                    algorithm,
-                ),
-                _ARRAYS,
-            )
-        _arguments.activation_result(algorithm is not None and act[0] != Activation.NONE, y)
-        arguments.x.object, arguments.dy.object, arguments.scale.object = <void *>x, <void *>dy, <void *>scale
-        arguments.dx.object, arguments.dscale.object, arguments.dbias.object = <void *>dx, <void *>dscale, <void *>dbias
-        arguments.saved_mean.object = <void *>saved_mean
-        arguments.saved_inv_variance.object = <void *>saved_inv_variance
-        arguments.y.object = <void *>y
-        arguments.bias.object = <void *>bias
-        plan._call(<Handle>self, &arguments, workspace, None)
+        cdef pbn_call call
+        cdef pbn_arguments given
+        _begin(&call, &given, PBN_OP_BACKWARD)
+        given.x.object, given.dy.object, given.scale.object = <void *>x, <void *>dy, <void *>scale
+        given.dx.object, given.dscale.object, given.dbias.object = <void *>dx, <void *>dscale, <void *>dbias
+        given.saved_mean.object, given.saved_inv_variance.object = <void *>saved_mean, <void *>saved_inv_variance
+        given.y.object, given.bias.object = <void *>y, <void *>bias
+        call.alpha_param, call.beta_param = _number(alpha_param, "alpha_param"), _number(beta_param, "beta_param")
+        _common(<Handle>self, &call, &given, mode, alpha, beta, epsilon, activation, activation_low, activation_high)
+        if bias is not None or y is not None or call.activation != PBN_ACTIVATION_NONE:
+            _arguments.activation_bias(Activation(call.activation), bias)
+            _arguments.activation_result(algorithm is not None and call.activation != PBN_ACTIVATION_NONE, y)
+        _make(<Handle>self, &call, &given, workspace, algorithm)
 
     def axpby(self, a, x, b, y, *, workspace=None):
         """``y = a * x + b * y`` elementwise, on arrays of one shape and dtype; each with its own strides.
 
-        With ``b = 0`` the prior y is not read. Vendor symbols: see the module function `axpby`.
+        The rest is as in the module function `axpby`.
         """
-        cdef Plan plan
-        cdef pbn_arguments arguments
-        self._check()
-        memset(&arguments, 0, sizeof(arguments))
-        x_kind, x = self._kind(x, "x", False, &arguments.x.address)
-        y_kind, y = self._kind(y, "y", True, &arguments.y.address)
-        a, b = self._scalar(a, "a", x), self._scalar(b, "b", x)
-        key = PBN_OP_AXPBY, x_kind, y_kind, _keyed(a), _keyed(b)
-        plan = self._cached(key)
-        if plan is None:
-            plan = self._elementwise(key, PBN_OP_AXPBY, {"x": x, "y": y}, {"a": a, "b": b})
-        arguments.x.object, arguments.y.object = <void *>x, <void *>y
-        plan._call(<Handle>self, &arguments, workspace, None)
-
-    cdef Plan _elementwise(self, tuple key, int operation, dict arrays, dict values):
-        plan = _plan(<Handle>self, operation, arrays, values, 0, _NO_ACTIVATION, None)
-        return self._keep(key, plan, _ARRAYS)
+        cdef pbn_call call
+        cdef pbn_arguments given
+        _begin(&call, &given, PBN_OP_AXPBY)
+        given.x.object, given.y.object = <void *>x, <void *>y
+        call.alpha, call.beta = _number(a, "a"), _number(b, "b")
+        _make(<Handle>self, &call, &given, workspace)
 
     def fill(self, value, y):
         """``y = value`` everywhere, on an array of any strides; what lies between its elements is not written.
 
-        Parameters
-        ----------
-        value : float
-            Finite and in the range of y's dtype, to which it is rounded.
-        y : array, rank 2 to 8
-            Written.
-
-        Raises
-        ------
-        ArgumentError, UnsupportedError, VendorError
-            As in `forward_training`.
-
-        Notes
-        -----
-        Vendor symbols: see the module function `fill`.
+        The rest is as in the module function `fill`.
         """
-        cdef Plan plan
-        cdef pbn_arguments arguments
-        self._check()
-        memset(&arguments, 0, sizeof(arguments))
-        y_kind, y = self._kind(y, "y", True, &arguments.y.address)
-        if type(value) is not float:
-            value = _arguments.fill(value, self._data(y, "y", True))
-        key = PBN_OP_FILL, y_kind, _keyed(value)
-        plan = self._cached(key)
-        if plan is None:
-            plan = self._elementwise(key, PBN_OP_FILL, {"y": y}, {"value": value})
-        arguments.y.object = <void *>y
-        plan._call(<Handle>self, &arguments, None, None)
+        cdef pbn_call call
+        cdef pbn_arguments given
+        _begin(&call, &given, PBN_OP_FILL)
+        given.y.object = <void *>y
+        call.alpha = value if type(value) is float else _arguments.fill(value, _like(<Handle>self, y, "y", None))
+        _make(<Handle>self, &call, &given, None)
 
     def relu(self, x, y):
         """``y = max(x, 0)`` elementwise, on arrays of one shape and dtype; each with its own strides.
 
-        Parameters
-        ----------
-        x : array, rank 2 to 8
-        y : array, shape and dtype of x
-            Written.
-
-        Raises
-        ------
-        ArgumentError, UnsupportedError, VendorError
-            As in `forward_training`.
-
-        Notes
-        -----
-        Vendor symbols: see the module function `relu`.
+        The rest is as in the module function `relu`.
         """
-        cdef Plan plan
-        cdef pbn_arguments arguments
-        self._check()
-        memset(&arguments, 0, sizeof(arguments))
-        x_kind, x = self._kind(x, "x", False, &arguments.x.address)
-        y_kind, y = self._kind(y, "y", True, &arguments.y.address)
-        key = PBN_OP_RELU, x_kind, y_kind
-        plan = self._cached(key)
-        if plan is None:
-            plan = self._elementwise(key, PBN_OP_RELU, {"x": x, "y": y}, {})
-        arguments.x.object, arguments.y.object = <void *>x, <void *>y
-        plan._call(<Handle>self, &arguments, None, None)
+        cdef pbn_call call
+        cdef pbn_arguments given
+        _begin(&call, &given, PBN_OP_RELU)
+        given.x.object, given.y.object = <void *>x, <void *>y
+        _make(<Handle>self, &call, &given, None)
 
     def relu_backward(self, x, dy, dx):
         """``dx = dy where x > 0, else 0`` elementwise, on arrays of one shape and dtype.
 
-        Parameters
-        ----------
-        x : array, rank 2 to 8
-            The input of `relu`, or its output: only the sign is read.
-        dy, dx : array, shape and dtype of x
-            dx is written.
-
-        Raises
-        ------
-        ArgumentError, UnsupportedError, VendorError
-            As in `forward_training`.
-
-        Notes
-        -----
-        Vendor symbols: see the module function `relu_backward`.
+        The rest is as in the module function `relu_backward`.
         """
-        cdef Plan plan
-        cdef pbn_arguments arguments
-        self._check()
-        memset(&arguments, 0, sizeof(arguments))
-        x_kind, x = self._kind(x, "x", False, &arguments.x.address)
-        dy_kind, dy = self._kind(dy, "dy", False, &arguments.dy.address)
-        dx_kind, dx = self._kind(dx, "dx", True, &arguments.dx.address)
-        key = PBN_OP_RELU_BACKWARD, x_kind, dy_kind, dx_kind
-        plan = self._cached(key)
-        if plan is None:
-            plan = self._elementwise(key, PBN_OP_RELU_BACKWARD, {"x": x, "dy": dy, "dx": dx}, {})
-        arguments.x.object, arguments.dy.object, arguments.dx.object = <void *>x, <void *>dy, <void *>dx
-        plan._call(<Handle>self, &arguments, None, None)
+        cdef pbn_call call
+        cdef pbn_arguments given
+        _begin(&call, &given, PBN_OP_RELU_BACKWARD)
+        given.x.object, given.dy.object, given.dx.object = <void *>x, <void *>dy, <void *>dx
+        _make(<Handle>self, &call, &given, None)

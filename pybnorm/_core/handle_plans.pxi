@@ -1,8 +1,5 @@
 # A handle's plans and workspace queries; the class itself.
 
-cdef tuple _DATA_NAMES = ("x", "y", "dy", "dx")
-
-
 cdef class Handle(_HandleCalls):
     """Handle(backend, *, device=None, stream=None, known_defects=None)\n--\n\nA vendor library's handle: the device and
     stream that calls go to.
@@ -137,43 +134,37 @@ cdef class Handle(_HandleCalls):
         ArgumentError, UnsupportedError, VendorError
             As in the call itself.
         """
+        cdef pbn_call call
+        cdef pbn_arguments given
+        cdef Plan plan
         self._check()
         op = _arguments.operation(operation)
         if op not in (
             Operation.FORWARD_TRAINING, Operation.FORWARD_INFERENCE, Operation.BACKWARD, Operation.AXPBY
         ):
             raise errors.ArgumentError("operation", op, "a batch-norm call or Operation.AXPBY")
-        cdef TensorDescriptor xd = _descriptor(x_desc, "x_desc", self.table)
-        tensors = {"x": xd}
-        for name, given in zip(_DATA_NAMES, (x_desc, y_desc, dy_desc, dx_desc)):
-            if given is not None:
-                tensors[name] = _descriptor(given, f"{name}_desc", self.table)
-        act = _arguments.activation(activation, activation_low, activation_high, xd.dtype)
+        _begin(&call, &given, op)
+        _at(self, &given.x, None, x_desc, "x_desc")
+        _at(self, &given.y, None, x_desc if y_desc is None else y_desc, "y_desc")
+        _at(self, &given.dy, None, x_desc if dy_desc is None else dy_desc, "dy_desc")
+        _at(self, &given.dx, None, x_desc if dx_desc is None else dx_desc, "dx_desc")
+        _common(self, &call, &given, mode, alpha, beta, epsilon, activation, activation_low, activation_high)
         if op == Operation.AXPBY:
-            if act[0] != Activation.NONE:
-                raise errors.ArgumentError("activation", act[0], "'none' with operation 'axpby'")
+            if call.activation != PBN_ACTIVATION_NONE:
+                raise errors.ArgumentError("activation", activation, "'none' with operation 'axpby'")
             if algorithm is not None:
                 raise errors.ArgumentError("algorithm", algorithm, "None with operation 'axpby'")
-        mode, algorithm = _mode(mode), _named(algorithm)
-        alpha, beta = _number(alpha, "alpha", xd), _number(beta, "beta", xd)
-        alpha_param, beta_param = _number(alpha_param, "alpha_param", xd), _number(beta_param, "beta_param", xd)
-        epsilon = epsilon if type(epsilon) is float else _arguments.epsilon(epsilon)
-        cdef int has = _has(running, saved)
-        unbiased = _arguments.boolean(unbiased, "unbiased")
+        call.alpha_param, call.beta_param = _number(alpha_param, "alpha_param"), _number(beta_param, "beta_param")
+        call.factor = 0.0 if _arguments.boolean(unbiased, "unbiased") else 0.5
+        has, looks = _has(running, saved), _looks(op, &given)
         key = (
-            "size", op, *[(<TensorDescriptor>tensors[name]).key if name in tensors else None for name in _DATA_NAMES],
-            mode, _keyed(alpha), _keyed(beta), _keyed(alpha_param), _keyed(beta_param), _keyed(epsilon), has, act,
-            algorithm, unbiased,
+            "size", _scalar_bytes(&call), has, _named(algorithm),
+            *[(<TensorDescriptor>look).key for look in looks.values()],
         )
-        cdef Plan plan = self._cached(key)
+        plan = self._cached(key)
         if plan is None:
-            values = {
-                "mode": mode, "alpha": alpha, "beta": beta, "a": alpha,
-                "b": beta, "alpha_param": alpha_param, "beta_param": beta_param, "epsilon": epsilon,
-                "exponential_average_factor": 0.0 if unbiased else 0.5,
-            }
-            plan = _plan(self, op, tensors, values, has, act, algorithm, None, False, unbiased)
-            plan = self._keep(key, plan, _ADDRESSES)
+            plan = _plan(self, &call, looks, has, algorithm, None, False, unbiased)
+            self._keep(key, plan, _ADDRESSES)
         return plan.workspace_size
 
     def plan_forward_training(
@@ -257,17 +248,22 @@ cdef class Handle(_HandleCalls):
         >>> y.round(3)
         array([[[-1.342, -0.447,  0.447,  1.342]]], dtype=float32)
         """
-        self._check()
-        deterministic = _arguments.boolean(deterministic, "deterministic")
-        values = {
-            "mode": mode, "alpha": alpha, "beta": beta, "epsilon": epsilon,
-            "exponential_average_factor": exponential_average_factor,
-        }
-        return _plan(
-            self, PBN_OP_FORWARD_TRAINING, {"x": x, "y": y, "z": z}, values, _has(running, saved, z),
-            (_arguments.plan_activation(activation), 0.0, 0.0), algorithm, None, True,
-            _arguments.boolean(unbiased, "unbiased"), deterministic,
+        cdef pbn_call call
+        _begin(&call, NULL, PBN_OP_FORWARD_TRAINING)
+        call.factor = _number(exponential_average_factor, "exponential_average_factor")
+        return self._planned(
+            &call, {"x": x, "y": y, "z": z}, mode, alpha, beta, epsilon, activation, _has(running, saved, z), algorithm,
+            deterministic, _arguments.boolean(unbiased, "unbiased"),
         )
+
+    cdef Plan _planned(
+        self, pbn_call *call, dict tensors, object mode, object alpha, object beta, object epsilon, object activation,
+        int has, object algorithm, object deterministic, bint unbiased=True,
+    ):
+        self._check()
+        call.deterministic = _arguments.boolean(deterministic, "deterministic")
+        _common(self, call, NULL, mode, alpha, beta, epsilon, _arguments.plan_activation(activation), None, None)
+        return _plan(self, call, tensors, has, algorithm, None, True, unbiased)
 
     def plan_forward_inference(
         self, x, y=None, *, mode=Mode.SPATIAL, algorithm="auto", alpha=1.0, beta=0.0, epsilon=1e-5,
@@ -297,13 +293,11 @@ cdef class Handle(_HandleCalls):
         >>> y
         array([[[0. , 0.5, 1. , 1.5]]], dtype=float32)
         """
-        self._check()
-        deterministic = _arguments.boolean(deterministic, "deterministic")
-        return _plan(
-            self, PBN_OP_FORWARD_INFERENCE, {"x": x, "y": y, "z": z},
-            {"mode": mode, "alpha": alpha, "beta": beta, "epsilon": epsilon}, _has(False, False, z),
-            (_arguments.plan_activation(activation), 0.0, 0.0), algorithm,
-            None, True, True, deterministic,
+        cdef pbn_call call
+        _begin(&call, NULL, PBN_OP_FORWARD_INFERENCE)
+        return self._planned(
+            &call, {"x": x, "y": y, "z": z}, mode, alpha, beta, epsilon, activation, _has(False, False, z), algorithm,
+            deterministic,
         )
 
     def plan_backward(
@@ -356,14 +350,10 @@ cdef class Handle(_HandleCalls):
         >>> dbias
         array([10.], dtype=float32)
         """
-        self._check()
-        deterministic = _arguments.boolean(deterministic, "deterministic")
-        values = {
-            "mode": mode, "alpha": alpha, "beta": beta, "alpha_param": alpha_param,
-            "beta_param": beta_param, "epsilon": epsilon,
-        }
-        return _plan(
-            self, PBN_OP_BACKWARD, {"x": x, "dy": dy, "dx": dx, "z": z}, values, _has(False, saved, z),
-            (_arguments.plan_activation(activation), 0.0, 0.0), algorithm,
-            None, True, True, deterministic,
+        cdef pbn_call call
+        _begin(&call, NULL, PBN_OP_BACKWARD)
+        call.alpha_param, call.beta_param = _number(alpha_param, "alpha_param"), _number(beta_param, "beta_param")
+        return self._planned(
+            &call, {"x": x, "dy": dy, "dx": dx, "z": z}, mode, alpha, beta, epsilon, activation, _has(False, saved, z),
+            algorithm, deterministic,
         )

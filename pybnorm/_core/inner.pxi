@@ -124,14 +124,16 @@ def way_of(
     ------
     ArgumentError, UnsupportedError
     """
-    cdef int op = _arguments.operation(operation)
+    cdef pbn_call call
     cdef Plan plan
-    if not _normalizes(op):
+    _begin(&call, NULL, _arguments.operation(operation))
+    if not _normalizes(call.operation):
         raise errors.ArgumentError("operation", operation, "a batch-norm call")
+    _set_scalars(&call, values)
+    call.share, call.sums_only = share, sums_only
+    call.deterministic = _arguments.boolean(deterministic, "deterministic")
     plan = _plan(
-        handle, op, tensors, values, _has(running, saved, tensors.get("z")), (Activation.NONE, 0.0, 0.0),
-        "auto", None, False, True,
-        _arguments.boolean(deterministic, "deterministic"), alignment, share, sums_only,
+        handle, &call, tensors, _has(running, saved, tensors.get("z")), "auto", None, False, True, alignment
     )
     plan.handle = None  # whose lists have it: it would be a circle
     return plan

@@ -1,5 +1,8 @@
 # The three kinds of plan, and how they are planned.
 
+cdef object _NONE = Activation.NONE
+
+
 cdef inline bint _short(void *address, size_t size, size_t need) noexcept:
     """Say whether a workspace or reserve is too small, or not aligned as its user wants it."""
     return size < need or <uintptr_t>address % _WORKSPACE_ALIGNMENT != 0
@@ -33,9 +36,134 @@ cdef object _mode(object mode):
     return mode if type(mode) is Mode else _arguments.mode(mode)
 
 
-cdef object _keyed(object value):
-    """A float as part of a key: 0.0 and -0.0 are equal, but not the same to a vendor."""
-    return (value, copysign(1.0, value)) if <double>value == 0.0 else value
+cdef void _begin(pbn_call *call, pbn_arguments *given, int operation) noexcept:
+    memset(call, 0, sizeof(call[0]))  # of whose bytes a key is made
+    if given != NULL:
+        memset(given, 0, sizeof(given[0]))
+    call.operation, call.mode = operation, PBN_SPATIAL
+
+
+cdef bytes _scalar_bytes(const pbn_call *call):
+    """Operation, mode, scalars and activation as part of a key: 0.0 and -0.0 are not the same to a vendor."""
+    return PyBytes_FromStringAndSize(<char *>call, <char *>&call.x_desc - <char *>call)
+
+
+cdef int _common(
+    Handle handle, pbn_call *call, const pbn_arguments *given, object mode, object alpha, object beta, object epsilon,
+    object activation, object low, object high,
+) except -1:
+    """Sets what the batch-norm calls on arrays and on addresses have in common."""
+    call.mode, call.alpha, call.beta = _mode(mode), _number(alpha, "alpha"), _number(beta, "beta")
+    call.epsilon = _number(epsilon, "epsilon")
+    if activation is _NONE and low is None and high is None:
+        return 0
+    dtype = DataType.FLOAT32
+    if low is not None or high is not None:  # numbers that x's dtype limits
+        x = <object>(given.x.object if given.x.like == NULL else given.x.like)
+        dtype = _like(handle, x, "x", None).dtype
+    call.activation, call.activation_low, call.activation_high = _arguments.activation(activation, low, high, dtype)
+    return 0
+
+
+cdef enum:
+    _FEW = 24  # bytes of operation, mode, alpha and beta, which are all that an elementwise call has
+    _KEY = 128  # integers that are enough for a key: scalars, at most three data tensors and the parameters'
+
+
+cdef inline char *_append(char *end, const void *what, size_t size) noexcept:
+    memcpy(end, what, size)
+    return end + size
+
+
+cdef inline char *_append_descriptor(char *end, TensorDescriptor descriptor) noexcept:
+    return _append(end, PyBytes_AS_STRING(descriptor.key), PyBytes_GET_SIZE(descriptor.key))
+
+
+cdef Plan _kept(
+    Handle handle, pbn_call *call, pbn_arguments *given, list held, object algorithm=None, bint unbiased=True,
+    TensorDescriptor param=None,
+):
+    """The plan of this kind of call, which the handle keeps.
+
+    Its key is all that decides it: the scalars, which statistics are there, the algorithm, and what each data tensor
+    looks like, by its descriptor or as an array (device, dtype, shape, strides, alignment). Parameters that are arrays
+    are not part of it: their shape and dtype follow from x and the mode, and every call checks them. Nor are values and
+    addresses. `held` has what the arguments borrow, until the call has returned.
+    """
+    cdef int64_t key[_KEY]
+    cdef char *end = <char *>key
+    cdef const pbn_row *row
+    cdef pbn_argument *argument
+    cdef Plan plan
+    cdef int i = _FIRST_ROWS[call.operation]
+    cdef int has = 0
+    cdef bint at = False
+    cdef object found
+    handle._check()
+    end = _append(end, call, <char *>&call.x_desc - <char *>call if _normalizes(call.operation) else _FEW)
+    while i < PBN_ROWS and pbn_rows[i].operation == call.operation:
+        row = &pbn_rows[i]
+        argument = <pbn_argument *>_argument(given, row)
+        if row.when & (PBN_RUNNING | PBN_SAVED):
+            has |= _is_given(handle, row, given, at, held)
+        elif row.when == PBN_ALWAYS and not row.vector:
+            at = argument.like != NULL
+            if at:
+                end = _append_descriptor(end, <TensorDescriptor>argument.like)
+            else:
+                end += handle._kind(argument, _ROW_NAMES[i], row.written, <int64_t *>end, held)
+        i += 1
+    has |= (1 << 16) if unbiased else 0
+    if param is not None:
+        end = _append_descriptor(end, param)
+    end = _append(end, &has, sizeof(has))
+    found = PyBytes_FromStringAndSize(<char *>key, end - <char *>key)
+    if algorithm is not None or (held and not at):
+        found = (found, _named(algorithm), *[_buffer_key(buffer) for buffer in held])
+    has &= 0xffff
+    plan = handle._cached(found)
+    if plan is None:
+        plan = _plan(handle, call, _looks(call.operation, given), has, algorithm, param, True, unbiased)
+        plan.lends = plan.lends and not at  # whoever has only addresses brings the workspace, too
+        handle._keep(found, plan, _ADDRESSES if at else _ARRAYS)
+    return plan
+
+
+cdef int _is_given(Handle handle, const pbn_row *row, pbn_arguments *given, bint at, list held) except -1:
+    """Its `when` if a statistic is given, else 0; addresses of 0 are none. Of a pair both are given, or none."""
+    cdef pbn_argument *argument = <pbn_argument *>_argument(given, row)
+    cdef const pbn_argument *first = _argument(given, row - 1)
+    value = <object>argument.object
+    if at and value is not None and (type(value) is not int or not value):
+        value = handle._pointer(value, row.name.decode(), True) or None
+        held.append(value)
+        argument.object = <void *>value
+    if row[-1].when == row.when and (value is None) != (<object>first.object is None):
+        _arguments.pair(row[-1].name.decode(), <object>first.object, row.name.decode(), value)
+    return 0 if value is None else row.when
+
+
+cdef dict _looks(int operation, const pbn_arguments *given):
+    """What the data tensors of a call look like, by name."""
+    cdef const pbn_argument *argument
+    cdef int i = _FIRST_ROWS[operation]
+    looks = {}
+    while i < PBN_ROWS and pbn_rows[i].operation == operation:
+        argument = _argument(given, &pbn_rows[i])
+        if pbn_rows[i].when == PBN_ALWAYS and not pbn_rows[i].vector:
+            looks[_ROW_NAMES[i]] = <object>(argument.object if argument.like == NULL else argument.like)
+        i += 1
+    return looks
+
+
+cdef int _make(
+    Handle handle, pbn_call *call, pbn_arguments *given, object workspace, object algorithm=None, bint unbiased=True,
+    TensorDescriptor param=None,
+) except -1:
+    held = []
+    plan = _kept(handle, call, given, held, algorithm, unbiased, param)
+    plan._call(handle, given, workspace, None)
+    return 0
 
 
 cdef inline uintptr_t _bare_address(Handle handle, object value, tuple names, int i) except 0:
@@ -80,36 +208,32 @@ cdef object _unrepeated(Plan plan):
 
 
 cdef Plan _plan(
-    Handle handle, int operation, dict tensors, dict values, int has, tuple activation, object algorithm,
-    TensorDescriptor param=None, bint warns=True, bint unbiased=True, bint deterministic=False,
-    uintptr_t alignment=0, double share=0.0, bint sums_only=False,
+    Handle handle, const pbn_call *wanted, dict tensors, int has, object algorithm, TensorDescriptor param=None,
+    bint warns=True, bint unbiased=True, uintptr_t alignment=0,
 ):
     """A call made ready.
 
-    `tensors`: what data tensors look like, descriptors or arrays, by name; the others look like x. `values`: mode and
-    scalars. `has`: PBN_RUNNING, PBN_SAVED, PBN_RESIDUAL. `param`: of the parameters; derived where it is None.
-    `warns`: of known defects; not for a query. `unbiased`: whether the running variance takes that variance.
-    `deterministic`: only a way whose bits repeat. `alignment`: of data tensors that are descriptors; 0: 16. `share`,
-    `sums_only`: as in pbn_call.
+    `wanted`: operation, mode, scalars and activation. `tensors`: what data tensors look like, descriptors or arrays, by
+    name; the others look like x. `has`: PBN_RUNNING, PBN_SAVED, PBN_RESIDUAL. `param`: of the parameters; derived where
+    it is None. `warns`: of known defects; not for a query. `unbiased`: whether the running variance takes that one.
+    `alignment`: of data tensors that are descriptors; 0: 16.
     """
-    kind = _PLANS.get(operation, Plan)
+    kind = _PLANS.get(wanted.operation, Plan)
     cdef Plan plan = kind.__new__(kind)
     cdef pbn_call *call = &plan.call
     cdef const pbn_row *row
     cdef TensorDescriptor x, own
     cdef _Argument *argument
     cdef int i
-    cdef int first = 0
+    cdef int operation = wanted.operation
+    cdef int first = _FIRST_ROWS[operation]
     cdef bint placed
     handle._check()
-    if activation[0] != Activation.NONE:
+    if wanted.activation != PBN_ACTIVATION_NONE:
         has |= PBN_ACTIVATED
         if algorithm is not None:  # the entry points make the mask from x and the bias
             has |= PBN_MASKED
-    call.operation, call.deterministic = operation, deterministic
-    plan.serial, call.share, call.sums_only = handle.serial, share, sums_only
-    while pbn_rows[first].operation != operation:
-        first += 1
+    plan.call, plan.serial = wanted[0], handle.serial
     while first + plan.count < PBN_ROWS and pbn_rows[first + plan.count].operation == operation:
         argument = &plan.arguments[plan.count]
         argument.row = &pbn_rows[first + plan.count]
@@ -118,7 +242,7 @@ cdef Plan _plan(
     plan.names = _ROW_NAMES[first:first + plan.count]
     if _normalizes(operation):
         plan.source, plan.target = [plan.names.index(name) for name in _over(operation)]
-    given, likes = {}, {}  # arrays are read before the handle's lock is taken: that may wait for another thread
+    given, likes, alike = {}, {}, {}  # arrays are read before the handle's lock is taken: that may wait for a thread
     for i in range(plan.count):
         row = plan.arguments[i].row
         if plan.arguments[i].planned and not row.vector:
@@ -127,17 +251,17 @@ cdef Plan _plan(
             if given[i] is True:
                 given[i] = None
             likes[plan.names[i]] = _like(handle, given[i], name, likes.get("x"))
-    _set_scalars(call, values, likes, param, (has & PBN_RUNNING) != 0)
-    call.inverse = _arguments.boolean(values.get("inverse", False), "inverse")
-    call.activation, call.activation_low, call.activation_high = activation
+            if row.when == PBN_ALWAYS:
+                alike[name] = likes[name]
+    _check_scalars(call, alike, param, (has & PBN_RUNNING) != 0)
     if algorithm is not None:
-        _arguments.plan_activation(activation[0])
+        _arguments.plan_activation(call.activation)
     if has & PBN_RESIDUAL:
         z = tensors["z"]
         if algorithm is None:
             raise errors.ArgumentError("z", z, "None with algorithm None: no entry point adds a residual")
-        if not sums_only:  # there it is no residual
-            _arguments.residual(activation[0], likes["dz" if "dz" in likes else "z"], likes["x"])
+        if not call.sums_only:  # there it is no residual
+            _arguments.residual(Activation(call.activation), likes["dz" if "dz" in likes else "z"], likes["x"])
     with handle.lock:
         handle._check()
         plan.table, plan.name = handle.table, _CALL_NAMES[operation]
@@ -188,7 +312,7 @@ cdef Plan _plan(
         if _normalizes(operation):
             differs = _unrepeated(plan)
             plan.deterministic = differs is None
-            if deterministic and differs is not None:
+            if call.deterministic and differs is not None:
                 raise _unsupported(handle, plan.name, f"deterministic=True: {differs}")
         if not unbiased and has & PBN_RUNNING and operation == PBN_OP_FORWARD_TRAINING and call.factor != 0:
             _keep_biased(plan, handle)

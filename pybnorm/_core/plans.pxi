@@ -152,10 +152,7 @@ cdef class Plan:
                     "no named algorithm of this backend has an activation; algorithm None has one where "
                     "Capability.ACTIVATION is set",
                 )
-        self.alignment = _alignment(
-            <uintptr_t>self.call.x | <uintptr_t>self.call.y | <uintptr_t>self.call.dy | <uintptr_t>self.call.dx
-            | <uintptr_t>self.call.z | <uintptr_t>self.call.dz
-        )
+        self.alignment = _alignment(_data_bits(&self.call))
         handle._check()  # an array's own protocol, or a signal handler, may have closed it since
         if table.takes_by_time != NULL:
             handle._look_up()
@@ -205,8 +202,10 @@ cdef class Plan:
         return 0
 
     cdef void _clear(self) noexcept:
-        self.call.x = self.call.dy = self.call.z = NULL
-        self.call.y = self.call.dx = self.call.dz = NULL
+        cdef int i
+        for i in range(self.count):
+            if not self.arguments[i].row.vector:
+                _set_address(&self.call, self.arguments[i].row, 0)
 
     cdef bint _otherwise(self, Handle handle, object algorithm, tuple met) except -1:
         """Say whether another algorithm of the library, or native, takes the place of a call with known defects."""

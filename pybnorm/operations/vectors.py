@@ -171,7 +171,7 @@ def axpby(p: Program, a: float, x: Any, b: float, y: Any, *, workspace: Any = No
     """
     xb = p.data("x", x)
     yb = p.data("y", y, xb, output=True)
-    a, b = _arguments.axpby(a, b, xb, yb)
+    a, b = _arguments.scalar(a, "a", xb.dtype), _arguments.scalar(b, "b", xb.dtype)
     elementwise.axpby(p, a, xb, b, yb)
 
 

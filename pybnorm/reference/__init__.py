@@ -38,7 +38,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from pybnorm import _arguments
-from pybnorm.enums import Mode
+from pybnorm.enums import Mode, Operation
 from pybnorm.reference.axes import (
     BackwardReduce,
     Folded,
@@ -165,9 +165,10 @@ def forward_training(
     """
     tensor = _data("x", x)
     running = _arguments.pair("running_mean", running_mean, "running_variance", running_variance)
-    bn_mode, alpha, beta, factor, epsilon = _arguments.forward_training(
-        mode, alpha, beta, tensor, tensor, None, exponential_average_factor, epsilon, running
-    )
+    bn_mode, alpha, beta, factor, epsilon = _arguments.call(
+        Operation.FORWARD_TRAINING, {"x": tensor}, None, running, mode=mode, alpha=alpha, beta=beta, epsilon=epsilon,
+        exponential_average_factor=exponential_average_factor,
+    )  # fmt: skip
     unbiased = _arguments.boolean(unbiased, "unbiased")
     derived = _arguments.derived_dims(x.shape, bn_mode)
     scales, biases = _parameter("scale", scale, derived), _parameter("bias", bias, derived)
@@ -253,7 +254,9 @@ def forward_inference(
     array([[[1., 2., 3.]]])
     """
     tensor = _data("x", x)
-    bn_mode, alpha, beta, epsilon = _arguments.forward_inference(mode, alpha, beta, tensor, tensor, None, epsilon)
+    bn_mode, alpha, beta, epsilon = _arguments.call(
+        Operation.FORWARD_INFERENCE, {"x": tensor}, mode=mode, alpha=alpha, beta=beta, epsilon=epsilon
+    )
     derived = _arguments.derived_dims(x.shape, bn_mode)
     scales, biases = _parameter("scale", scale, derived), _parameter("bias", bias, derived)
     means = _parameter("running_mean", running_mean, derived)
@@ -326,9 +329,10 @@ def backward(
     (array([[[ 0.204, -0.408,  0.204]]]), array([1.225]), array([1.]))
     """
     tensor, gradient = _data("x", x), _data("dy", dy)
-    bn_mode, alpha, beta, alpha_param, beta_param, epsilon = _arguments.backward(
-        mode, alpha, beta, alpha_param, beta_param, tensor, gradient, tensor, None, epsilon
-    )
+    bn_mode, alpha, beta, alpha_param, beta_param, epsilon = _arguments.call(
+        Operation.BACKWARD, {"x": tensor, "dy": gradient}, mode=mode, alpha=alpha, beta=beta, alpha_param=alpha_param,
+        beta_param=beta_param, epsilon=epsilon,
+    )  # fmt: skip
     derived = _arguments.derived_dims(x.shape, bn_mode)
     inputs = {"x": x, "dy": dy, "scale": _parameter("scale", scale, derived)}
     saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
@@ -400,7 +404,7 @@ def axpby(a: float, x: Array, b: float, y: Array | None = None, *, out: Array | 
     array([[7., 9.]])
     """
     tensor = _data("x", x)
-    a, b = _arguments.axpby(a, b, tensor, tensor)
+    a, b = _arguments.scalar(a, "a", tensor.dtype), _arguments.scalar(b, "b", tensor.dtype)
     y = _prior("y", y, "b", b)
     if y is not None:
         _data("y", y, x.shape)
