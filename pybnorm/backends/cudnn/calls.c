@@ -79,25 +79,44 @@ static int to_compute(const pbn_tensor *t, void **desc) {
     return PBN_OK;
 }
 
-static inline uintptr_t bits(const void *pointer) {
-    return (uintptr_t)pointer;
+/* The members of pbn_call that are tensors: of data, and parameters. */
+#define DATA_MEMBERS(M) M(x) M(y) M(dy) M(dx) M(z) M(dz)
+#define PARAM_MEMBERS(M) \
+    M(scale) M(bias) M(running_mean) M(running_variance) M(saved_mean) M(saved_inv_variance) M(dscale) M(dbias)
+#define OR_BITS(member) | (uintptr_t)call->member
+
+static uintptr_t data_bits(const pbn_call *call) {
+    return 0 DATA_MEMBERS(OR_BITS);
+}
+
+/* What is added before the activation, or in backward its gradient; NULL without. */
+static const pbn_tensor *residual(const pbn_call *call) {
+    return call->operation == PBN_OP_BACKWARD ? call->dz_desc : call->z_desc;
+}
+
+/* Whether it holds of every data tensor of the call. */
+static int every(const pbn_call *call, int (*holds)(const pbn_tensor *)) {
+    const pbn_tensor *const all[] = {call->x_desc, call->y_desc, call->dy_desc, call->dx_desc, residual(call)};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        if (all[i] != NULL && !holds(all[i]))
+            return 0;
+    return 1;
+}
+
+static int is_channels_last(const pbn_tensor *t) {
+    return t->layout == PBN_CHANNELS_LAST;
 }
 
 /* A misaligned access is no status in cuDNN: it is reported by the next synchronisation and the CUDA context
  * is lost. The 16-bit batch-norm kernels load pairs of elements, except where every tensor is channels-last;
  * cudnnTransformTensor, cudnnSetTensor and the activation calls take any element address
- * (tried on an H200 with cuDNN 9.19).
- * `data` has the addresses of the call's tensors or-ed together. */
-static int check_alignment(int dtype, int any_element, uintptr_t data) {
-    if (pbn_item_size(dtype) == 2 && !any_element && (data & 3) != 0)
+ * (tried on an H200 with cuDNN 9.19). */
+static int check_alignment(const pbn_call *call) {
+    if (pbn_item_size(call->x_desc->dtype) == 2 && !every(call, is_channels_last) && (data_bits(call) & 3) != 0)
         return pbn_refuse(PBN_E_UNSUPPORTED, "known defect cudnn-misaligned: float16 and bfloat16 tensors that are not "
                                              "channels-last must be 4-byte aligned: cuDNN's kernels would lose the "
                                              "CUDA context");
     return PBN_OK;
-}
-
-static int is_channels_last(const pbn_tensor *t) {
-    return t->layout == PBN_CHANNELS_LAST;
 }
 
 /* What cuDNN's batch-norm calls take from one of ours; the other data tensors are the call's own. */
@@ -107,8 +126,8 @@ typedef struct batch_norm {
     scalar alpha, beta;
 } batch_norm;
 
-/* What the three have in common. `any_element`: whether every tensor is channels-last; `data` as for check_alignment. */
-static int to_batch_norm(const pbn_call *call, int any_element, uintptr_t data, batch_norm *out) {
+/* What the three have in common. */
+static int to_batch_norm(const pbn_call *call, batch_norm *out) {
     int status;
     if (fuses(call))
         return pbn_refuse(PBN_E_UNSUPPORTED, no_fused);
@@ -116,23 +135,18 @@ static int to_batch_norm(const pbn_call *call, int any_element, uintptr_t data, 
     out->alpha = to_scalar(call->alpha, call->x_desc->dtype);
     out->beta = to_scalar(call->beta, call->x_desc->dtype);
     if ((status = to_compute(call->x_desc, &out->x_desc)) != PBN_OK ||
-        (status = to_compute(call->param_desc, &out->param_desc)) != PBN_OK)
+        (status = to_compute(call->param_desc, &out->param_desc)) != PBN_OK ||
+        (status = check_alignment(call)) != PBN_OK)
         return status;
-    return check_alignment(call->x_desc->dtype, any_element, data);
-}
-
-static int to_forward(const pbn_call *call, batch_norm *out, void **y_desc) {
-    const int status = to_batch_norm(call, is_channels_last(call->x_desc) && is_channels_last(call->y_desc),
-                                     bits(call->x) | bits(call->y), out);
     forget_vendor_text();
-    return status != PBN_OK ? status : to_compute(call->y_desc, y_desc);
+    return PBN_OK;
 }
 
 static int cudnn_forward_training(pbn_handle *handle, const pbn_call *call) {
     batch_norm n;
     void *y_desc;
-    const int status = to_forward(call, &n, &y_desc);
-    if (status != PBN_OK)
+    int status;
+    if ((status = to_batch_norm(call, &n)) != PBN_OK || (status = to_compute(call->y_desc, &y_desc)) != PBN_OK)
         return status;
     return api.cudnnBatchNormalizationForwardTraining(
         handle->vendor, n.mode, &n.alpha, &n.beta, n.x_desc, call->x, y_desc, call->y, n.param_desc, call->scale,
@@ -143,8 +157,8 @@ static int cudnn_forward_training(pbn_handle *handle, const pbn_call *call) {
 static int cudnn_forward_inference(pbn_handle *handle, const pbn_call *call) {
     batch_norm n;
     void *y_desc;
-    const int status = to_forward(call, &n, &y_desc);
-    if (status != PBN_OK)
+    int status;
+    if ((status = to_batch_norm(call, &n)) != PBN_OK || (status = to_compute(call->y_desc, &y_desc)) != PBN_OK)
         return status;
     return api.cudnnBatchNormalizationForwardInference(
         handle->vendor, n.mode, &n.alpha, &n.beta, n.x_desc, call->x, y_desc, call->y, n.param_desc, call->scale,
@@ -156,13 +170,10 @@ static int cudnn_backward(pbn_handle *handle, const pbn_call *call) {
     const scalar beta_param = to_scalar(call->beta_param, call->x_desc->dtype);
     batch_norm n;
     void *dy_desc, *dx_desc;
-    int status = to_batch_norm(
-        call, is_channels_last(call->x_desc) && is_channels_last(call->dy_desc) && is_channels_last(call->dx_desc),
-        bits(call->x) | bits(call->dy) | bits(call->dx), &n);
-    if (status != PBN_OK || (status = to_compute(call->dy_desc, &dy_desc)) != PBN_OK ||
+    int status;
+    if ((status = to_batch_norm(call, &n)) != PBN_OK || (status = to_compute(call->dy_desc, &dy_desc)) != PBN_OK ||
         (status = to_compute(call->dx_desc, &dx_desc)) != PBN_OK)
         return status;
-    forget_vendor_text();
     return api.cudnnBatchNormalizationBackward(
         handle->vendor, n.mode, &n.alpha, &n.beta, &alpha_param, &beta_param, n.x_desc, call->x, dy_desc, call->dy,
         dx_desc, call->dx, n.param_desc, call->scale, call->dscale, call->dbias, call->epsilon, call->saved_mean,

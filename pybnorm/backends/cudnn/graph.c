@@ -11,27 +11,16 @@ enum { VALUE_EPSILON, VALUE_FACTOR, VALUE_ZERO, VALUES };
 enum { BITS = -1 }; /* in place of a pbn_dtype */
 
 /* What a graph's tensor is bound to when it runs: a pointer of the call, a scalar on the host, or workspace. */
+#define SLOT(member) SLOT_##member,
 enum slot {
     SLOT_VIRTUAL,
-    SLOT_X,
-    SLOT_Y,
-    SLOT_DY,
-    SLOT_DX,
-    SLOT_Z,
-    SLOT_DZ,
+    DATA_MEMBERS(SLOT) PARAM_MEMBERS(SLOT)
     SLOT_MASK, /* where ReLU let through, a bit for each element in memory order: the reserve */
-    SLOT_SCALE,
-    SLOT_BIAS,
-    SLOT_RUNNING_MEAN,
-    SLOT_RUNNING_VARIANCE,
-    SLOT_SAVED_MEAN,
-    SLOT_SAVED_INV_VARIANCE,
-    SLOT_DSCALE,
-    SLOT_DBIAS,
     SLOT_VALUE, /* the first of the numbers on the host */
     SLOT_SCRATCH = SLOT_VALUE + VALUES, /* two vectors in the plan's part of the workspace */
     SLOT_COUNT = SLOT_SCRATCH + 2
 };
+#undef SLOT
 
 enum { GRAPH_KEPT = 128, GRAPH_OPS = 16, GRAPH_TENSORS = 32, GRAPH_CONFIGS = 16 };
 
@@ -307,27 +296,12 @@ static int is_channels_last_memory(const pbn_tensor *t) {
     return pbn_is_packed(t->rank, t->dims, t->strides, order);
 }
 
-/* What is added before the activation, or in backward its gradient; NULL without. */
-static const pbn_tensor *residual(const pbn_call *call) {
-    return call->operation == PBN_OP_BACKWARD ? call->dz_desc : call->z_desc;
-}
-
 static int all_channels_last(const pbn_call *call) {
-    const pbn_tensor *also = residual(call);
-    if (!is_channels_last_memory(call->x_desc) || (also != NULL && !is_channels_last_memory(also)) ||
-        (call->y_desc != NULL && !is_channels_last_memory(call->y_desc)))
-        return 0;
-    if (call->operation == PBN_OP_BACKWARD)
-        return is_channels_last_memory(call->dy_desc) && is_channels_last_memory(call->dx_desc);
-    return is_channels_last_memory(call->y_desc);
+    return every(call, is_channels_last_memory);
 }
 
-static int all_channels_first(const pbn_call *call) {
-    if (call->x_desc->layout != PBN_CHANNELS_FIRST)
-        return 0;
-    if (call->operation == PBN_OP_BACKWARD)
-        return call->dy_desc->layout == PBN_CHANNELS_FIRST && call->dx_desc->layout == PBN_CHANNELS_FIRST;
-    return call->y_desc->layout == PBN_CHANNELS_FIRST;
+static int is_channels_first(const pbn_tensor *t) {
+    return t->layout == PBN_CHANNELS_FIRST;
 }
 
 static int blends(const pbn_call *call) {
@@ -373,7 +347,7 @@ static void *data_tensor(const pbn_plan *p, graph *g, int slot, int dtype, const
 static void add_activation(pbn_plan *p, graph *g, const pbn_call *call, const view *v, void *shown, void *y) {
     if (residual(call) != NULL) {
         void *total = data_tensor(p, g, SLOT_VIRTUAL, PBN_FLOAT32, v);
-        graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, shown, data_tensor(p, g, SLOT_Z, call->x_desc->dtype, v), total);
+        graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, shown, data_tensor(p, g, SLOT_z, call->x_desc->dtype, v), total);
         shown = total;
     }
     graph_pointwise(g, PBN_CUDNN_POINTWISE_RELU_FWD, shown, NULL, y);
@@ -398,7 +372,7 @@ typedef struct backward_tensors {
 static void *drop_activation(pbn_plan *p, graph *g, const pbn_call *call, const view *v, const backward_tensors *t,
                              void *dy) {
     const int dtype = call->x_desc->dtype;
-    void *masked = data_tensor(p, g, residual(call) != NULL ? SLOT_DZ : SLOT_VIRTUAL, dtype, v), *op, *y;
+    void *masked = data_tensor(p, g, residual(call) != NULL ? SLOT_dz : SLOT_VIRTUAL, dtype, v), *op, *y;
     if (residual(call) != NULL) {
         graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, dy, data_tensor(p, g, SLOT_MASK, BITS, v), masked);
         return masked;
@@ -409,7 +383,7 @@ static void *drop_activation(pbn_plan *p, graph *g, const pbn_call *call, const 
     graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_MEAN_DESC, t->mean);
     graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC, t->inverse);
     graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_SCALE_DESC, t->scale);
-    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_BIAS_DESC, param_tensor(g, SLOT_BIAS, v));
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_BIAS_DESC, param_tensor(g, SLOT_bias, v));
     graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_YDESC, y);
     graph_add(g, op);
     graph_relu_backward(g, y, dy, masked);
@@ -426,19 +400,19 @@ static int build_norm_forward(pbn_plan *p, const pbn_call *call, void *vendor_ha
     void *op, *mean, *variance, *shown, *y;
     if (status != PBN_OK)
         return status;
-    y = data_tensor(p, g, SLOT_Y, dtype, &v);
+    y = data_tensor(p, g, SLOT_y, dtype, &v);
     shown = fuses(call) ? data_tensor(p, g, SLOT_VIRTUAL, PBN_FLOAT32, &v) : y;
     op = norm_operation(g, PBN_CUDNN_NORM_FWD_TRAINING);
-    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_XDESC, data_tensor(p, g, SLOT_X, dtype, &v));
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_XDESC, data_tensor(p, g, SLOT_x, dtype, &v));
     graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_YDESC, shown);
-    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_SCALE_DESC, param_tensor(g, SLOT_SCALE, &v));
-    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_BIAS_DESC, param_tensor(g, SLOT_BIAS, &v));
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_SCALE_DESC, param_tensor(g, SLOT_scale, &v));
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_BIAS_DESC, param_tensor(g, SLOT_bias, &v));
     graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_EPSILON_DESC,
                    scalar_tensor(g, SLOT_VALUE + VALUE_EPSILON, &v));
     graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_MEAN_DESC,
-                   param_tensor(g, saved ? SLOT_SAVED_MEAN : SLOT_SCRATCH, &v));
+                   param_tensor(g, saved ? SLOT_saved_mean : SLOT_SCRATCH, &v));
     graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC,
-                   param_tensor(g, saved ? SLOT_SAVED_INV_VARIANCE : SLOT_SCRATCH + 1, &v));
+                   param_tensor(g, saved ? SLOT_saved_inv_variance : SLOT_SCRATCH + 1, &v));
     if (!saved) {
         p->offsets[SLOT_SCRATCH + 1] = rounded((size_t)v.dims[1] * sizeof(float));
         p->scratch = 2 * p->offsets[SLOT_SCRATCH + 1];
@@ -446,14 +420,14 @@ static int build_norm_forward(pbn_plan *p, const pbn_call *call, void *vendor_ha
     if (call->running_mean != NULL) {
         graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_EXP_AVG_FACTOR_DESC,
                        scalar_tensor(g, SLOT_VALUE + VALUE_FACTOR, &v));
-        mean = param_tensor(g, SLOT_RUNNING_MEAN, &v);
-        variance = param_tensor(g, SLOT_RUNNING_VARIANCE, &v);
+        mean = param_tensor(g, SLOT_running_mean, &v);
+        variance = param_tensor(g, SLOT_running_variance, &v);
         graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_MEAN_DESC, mean);
         graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_VAR_DESC, variance);
         graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_OUTPUT_RUNNING_MEAN_DESC,
-                       param_tensor(g, SLOT_RUNNING_MEAN, &v));
+                       param_tensor(g, SLOT_running_mean, &v));
         graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_FWD_OUTPUT_RUNNING_VAR_DESC,
-                       param_tensor(g, SLOT_RUNNING_VARIANCE, &v));
+                       param_tensor(g, SLOT_running_variance, &v));
     }
     graph_add(g, op);
     if (fuses(call))
@@ -469,23 +443,23 @@ static int build_norm_backward(pbn_plan *p, const pbn_call *call, void *vendor_h
     void *op, *dy;
     if (status != PBN_OK)
         return status;
-    t.x = data_tensor(p, g, SLOT_X, dtype, &v);
-    t.scale = param_tensor(g, SLOT_SCALE, &v);
-    t.mean = param_tensor(g, SLOT_SAVED_MEAN, &v);
-    t.inverse = param_tensor(g, SLOT_SAVED_INV_VARIANCE, &v);
-    dy = data_tensor(p, g, SLOT_DY, dtype, &v);
+    t.x = data_tensor(p, g, SLOT_x, dtype, &v);
+    t.scale = param_tensor(g, SLOT_scale, &v);
+    t.mean = param_tensor(g, SLOT_saved_mean, &v);
+    t.inverse = param_tensor(g, SLOT_saved_inv_variance, &v);
+    dy = data_tensor(p, g, SLOT_dy, dtype, &v);
     if (fuses(call))
         dy = drop_activation(p, g, call, &v, &t, dy);
     op = graph_create(g, PBN_CUDNN_BACKEND_OPERATION_NORM_BACKWARD_DESCRIPTOR);
     graph_set_int(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_MODE, PBN_CUDNN_TYPE_NORM_MODE, PBN_CUDNN_BATCH_NORM);
     graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_XDESC, t.x);
     graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DYDESC, dy);
-    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DXDESC, data_tensor(p, g, SLOT_DX, dtype, &v));
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DXDESC, data_tensor(p, g, SLOT_dx, dtype, &v));
     graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_SCALE_DESC, t.scale);
     graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_MEAN_DESC, t.mean);
     graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_INV_VARIANCE_DESC, t.inverse);
-    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DSCALE_DESC, param_tensor(g, SLOT_DSCALE, &v));
-    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DBIAS_DESC, param_tensor(g, SLOT_DBIAS, &v));
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DSCALE_DESC, param_tensor(g, SLOT_dscale, &v));
+    graph_set_desc(g, op, PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DBIAS_DESC, param_tensor(g, SLOT_dbias, &v));
     graph_add(g, op);
     return graph_build(g, vendor_handle, skip);
 }
@@ -500,33 +474,28 @@ static int build_pointwise(pbn_plan *p, const pbn_call *call, void *vendor_handl
     void *x, *shifted, *sum, *root, *normal, *scaled, *shown, *y;
     if (status != PBN_OK)
         return status;
-    x = graph_tensor(g, SLOT_X, dtype, v.rank, v.dims, v.strides, p->alignment);
-    y = graph_tensor(g, SLOT_Y, dtype, v.rank, v.dims, v.strides, p->alignment);
-    shifted = graph_tensor(g, SLOT_VIRTUAL, PBN_FLOAT32, v.rank, v.dims, v.strides, 16);
-    normal = graph_tensor(g, SLOT_VIRTUAL, PBN_FLOAT32, v.rank, v.dims, v.strides, 16);
-    scaled = graph_tensor(g, SLOT_VIRTUAL, PBN_FLOAT32, v.rank, v.dims, v.strides, 16);
+    x = data_tensor(p, g, SLOT_x, dtype, &v);
+    y = data_tensor(p, g, SLOT_y, dtype, &v);
+    shifted = data_tensor(p, g, SLOT_VIRTUAL, PBN_FLOAT32, &v);
+    normal = data_tensor(p, g, SLOT_VIRTUAL, PBN_FLOAT32, &v);
+    scaled = data_tensor(p, g, SLOT_VIRTUAL, PBN_FLOAT32, &v);
     sum = param_tensor(g, SLOT_VIRTUAL, &v);
     root = param_tensor(g, SLOT_VIRTUAL, &v);
-    graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, param_tensor(g, SLOT_RUNNING_VARIANCE, &v),
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, param_tensor(g, SLOT_running_variance, &v),
                     scalar_tensor(g, SLOT_VALUE + VALUE_EPSILON, &v), sum);
     graph_pointwise(g, PBN_CUDNN_POINTWISE_RSQRT, sum, NULL, root);
-    graph_pointwise(g, PBN_CUDNN_POINTWISE_SUB, x, param_tensor(g, SLOT_RUNNING_MEAN, &v), shifted);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_SUB, x, param_tensor(g, SLOT_running_mean, &v), shifted);
     graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, shifted, root, normal);
-    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, normal, param_tensor(g, SLOT_SCALE, &v), scaled);
-    shown = fuses(call) ? graph_tensor(g, SLOT_VIRTUAL, PBN_FLOAT32, v.rank, v.dims, v.strides, 16) : y;
-    graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, scaled, param_tensor(g, SLOT_BIAS, &v), shown);
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_MUL, normal, param_tensor(g, SLOT_scale, &v), scaled);
+    shown = fuses(call) ? data_tensor(p, g, SLOT_VIRTUAL, PBN_FLOAT32, &v) : y;
+    graph_pointwise(g, PBN_CUDNN_POINTWISE_ADD, scaled, param_tensor(g, SLOT_bias, &v), shown);
     if (fuses(call))
         add_activation(p, g, call, &v, shown, y);
     return graph_build(g, vendor_handle, skip);
 }
 
-static uintptr_t data_bits(const pbn_call *call) {
-    return bits(call->x) | bits(call->y) | bits(call->dy) | bits(call->dx) | bits(call->z) | bits(call->dz);
-}
-
 static uintptr_t param_bits(const pbn_call *call) {
-    return bits(call->scale) | bits(call->bias) | bits(call->running_mean) | bits(call->running_variance) |
-           bits(call->saved_mean) | bits(call->saved_inv_variance) | bits(call->dscale) | bits(call->dbias);
+    return 0 PARAM_MEMBERS(OR_BITS);
 }
 
 /* The largest power of two up to 16 that divides every data address; 16 where none is known yet. */
@@ -545,29 +514,11 @@ static const char graph_alignment[] = "the norm graphs' kernels load several ele
 
 /* What the graphs' slots stand for in this call. */
 static void bind(pbn_plan *p, const pbn_call *call, void **slots) {
-    const struct {
-        int slot;
-        const void *pointer;
-    } pointers[] = {
-        {SLOT_X, call->x},
-        {SLOT_Y, call->y},
-        {SLOT_DY, call->dy},
-        {SLOT_DX, call->dx},
-        {SLOT_Z, call->z},
-        {SLOT_DZ, call->dz},
-        {SLOT_MASK, call->reserve},
-        {SLOT_SCALE, call->scale},
-        {SLOT_BIAS, call->bias},
-        {SLOT_RUNNING_MEAN, call->running_mean},
-        {SLOT_RUNNING_VARIANCE, call->running_variance},
-        {SLOT_SAVED_MEAN, call->saved_mean},
-        {SLOT_SAVED_INV_VARIANCE, call->saved_inv_variance},
-        {SLOT_DSCALE, call->dscale},
-        {SLOT_DBIAS, call->dbias},
-    };
+#define BIND(member) slots[SLOT_##member] = (void *)(uintptr_t)call->member;
     memset(slots, 0, SLOT_COUNT * sizeof *slots);
-    for (size_t i = 0; i < sizeof pointers / sizeof pointers[0]; i++)
-        slots[pointers[i].slot] = (void *)(uintptr_t)pointers[i].pointer;
+    DATA_MEMBERS(BIND) PARAM_MEMBERS(BIND)
+#undef BIND
+    slots[SLOT_MASK] = call->reserve;
     for (int i = SLOT_VALUE; i < SLOT_SCRATCH; i++)
         slots[i] = &p->values[i - SLOT_VALUE];
     for (int i = SLOT_SCRATCH; call->workspace != NULL && i < SLOT_COUNT; i++)

@@ -104,7 +104,7 @@ static const char *unavailable(int kind, const pbn_call *call) {
             return no_small_epsilon;
         if (kind == GRAPH && alignment < WIDE_ALIGNMENT)
             return graph_alignment;
-        if (!all_channels_last(call) && (kind == POINTWISE || !all_channels_first(call)))
+        if (!all_channels_last(call) && (kind == POINTWISE || !every(call, is_channels_first)))
             return kind == POINTWISE ? "the pointwise graph takes packed channels-last tensors"
                                      : "the graphs of batch norm take packed tensors, all in one layout";
         return NULL;
@@ -326,7 +326,7 @@ static int choose(pbn_plan *p, pbn_handle *handle, const pbn_call *call, int fas
         return try_algorithm(p, handle, call, "plain", mode_why);
     if (inference && (last || call->x_desc->dims[0] > PLAIN_ROWS))
         status = try_algorithm(p, handle, call, "pointwise", inference_why);
-    else if (fast && !inference && all_channels_first(call) && call->x_desc->dtype != PBN_FLOAT64)
+    else if (fast && !inference && every(call, is_channels_first) && call->x_desc->dtype != PBN_FLOAT64)
         status = try_algorithm(p, handle, call, "persistent", fast_why);
     else if (!inference && !gradient && ex_has_kernels(call))
         status = try_algorithm(p, handle, call, "ex", ex_why);
