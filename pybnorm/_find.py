@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 from pybnorm.errors import (
-    ArgumentError,
-    ArgumentTypeError,
     LibraryError,
     LibraryLoadError,
     LibraryNotFoundError,
@@ -54,10 +52,7 @@ class OpenFailed(Exception):
     """
 
     def __init__(self, kind: str, message: str) -> None:
-        if kind not in _NAMED_FILE_ERRORS:
-            raise ValueError(f"kind: got {kind!r}, allowed: {', '.join(_NAMED_FILE_ERRORS)}")
-        self.kind = kind
-        self.message = message
+        self.kind, self.message = kind, message
         super().__init__(kind, message)
 
     def __str__(self) -> str:
@@ -235,10 +230,6 @@ def _is_recorded(distribution: str, sonames: tuple[str, ...]) -> bool:
     return any(_is_named(name, soname) for name in names for soname in sonames)
 
 
-def _conda(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
-    yield from _root(spec, "CONDA_PREFIX", ("lib",))
-
-
 def _system(spec: LibrarySpec) -> Iterator[_Candidate | _Miss]:
     for soname in spec.names:
         if "*" not in soname:
@@ -282,7 +273,7 @@ _STEPS: tuple[_Step, ...] = (
     _cuda_pathfinder,
     _rocm_sdk,
     _distributions,
-    _conda,
+    lambda spec: _root(spec, "CONDA_PREFIX", ("lib",)),
     _system,
     _roots,
     _folders,
@@ -298,17 +289,10 @@ def find(
     (how, file, why). A file that was named and cannot be used is a LibraryLoadError, SymbolNotFoundError or
     LibraryVersionError; a LibraryNotFoundError says that no step found one.
     """
-    if path is not None:
-        if not isinstance(path, (str, os.PathLike)):
-            raise ArgumentTypeError("path", path, "the library's file as str or os.PathLike, or None")
-        named = os.fsdecode(path)
-        if not named:
-            raise ArgumentError("path", path, "a file name, or None to search")
-        return _open_named(spec, open_library, "path", named)
-    named = os.environ.get(spec.variable, "")
-    if named:  # empty counts as not set
-        return _open_named(spec, open_library, spec.variable, named)
-    return _search(spec, open_library)
+    how, named = ("path", os.fsdecode(path)) if path is not None else (spec.variable, os.environ.get(spec.variable))
+    if not named:  # an empty variable counts as not set
+        return _search(spec, open_library)
+    return _open_named(spec, open_library, how, named)
 
 
 def _open_named(

@@ -84,16 +84,16 @@ def vendor_stderr() -> Iterator[Captured]:
         except OSError:  # closed, as in a process without a terminal
             before = None
         os.dup2(file.fileno(), 2)
+        failure: BackendError | None = None
         try:
             yield captured
         except BackendError as error:
-            captured.text = _end(file.fileno(), before)
-            error.add_text(captured.text)
+            failure = error
             raise
-        except BaseException:
-            captured.text = _end(file.fileno(), before)
-            raise
-        captured.text = _end(file.fileno(), before)
+        finally:
+            captured.text = _end(file, before)
+            if failure is not None:
+                failure.add_text(captured.text)
 
 
 def _file() -> IO[bytes]:
@@ -104,7 +104,7 @@ def _file() -> IO[bytes]:
     return tempfile.TemporaryFile()
 
 
-def _end(file: int, before: int | None) -> str:
+def _end(file: IO[bytes], before: int | None) -> str:
     """Put descriptor 2 back, pass on what was captured, and return it."""
     _flush()
     if before is None:
@@ -112,14 +112,8 @@ def _end(file: int, before: int | None) -> str:
     else:
         os.dup2(before, 2)
         os.close(before)
-    size = os.lseek(file, 0, os.SEEK_END)
-    os.lseek(file, 0, os.SEEK_SET)
-    data = b""
-    while len(data) < size:
-        part = os.read(file, size - len(data))
-        if not part:
-            break
-        data += part
+    file.seek(0)
+    data = file.read()
     rest = memoryview(data)
     with contextlib.suppress(OSError):  # nobody reads standard error: no reason to fail
         while rest and before is not None:

@@ -97,7 +97,12 @@ class Device:
 
     def refill(self, buffer: Buffer, data: Any) -> None:
         """Copy bytes, a NumPy array of uint8, over those of what `from_numpy` made; waits for the stream."""
-        allocation = refilled(buffer, data)
+        allocation = allocation_of(buffer)
+        _arguments.instance(data, np.ndarray, "data", "a NumPy array of uint8")
+        if data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
+            raise ArgumentTypeError("data", f"{data.dtype} of shape {data.shape}", "one contiguous axis of uint8")
+        if data.size > allocation.nbytes:
+            raise ArgumentError("data", f"{data.size} bytes", f"at most {allocation.nbytes} bytes")
         if data.size:
             self._copy(allocation.address, data.ctypes.data, data.size, True)
 
@@ -195,17 +200,6 @@ def aligned_bytes(nbytes: int) -> np.ndarray[Any, Any]:
     memory = np.empty(nbytes + _arguments.ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _arguments.ALIGNMENT
     return memory[start : start + nbytes]
-
-
-def refilled(buffer: Buffer, data: Any) -> Allocation:
-    """The memory of a buffer, for as many bytes as it has at most."""
-    allocation = allocation_of(buffer)
-    _arguments.instance(data, np.ndarray, "data", "a NumPy array of uint8")
-    if data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
-        raise ArgumentTypeError("data", f"{data.dtype} of shape {data.shape}", "one contiguous axis of uint8")
-    if data.size > allocation.nbytes:
-        raise ArgumentError("data", f"{data.size} bytes", f"at most {allocation.nbytes} bytes")
-    return allocation
 
 
 def allocation_of(buffer: Buffer) -> Allocation:
