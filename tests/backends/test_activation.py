@@ -158,14 +158,6 @@ def test_the_activation_comes_before_the_blend(handle, operation, mode, activati
         case.judge()
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda v: v.name)
-def test_none_is_no_activation(handle, operation):
-    for word in (Activation.NONE, 0, "none"):
-        case = Case(handle, operation, Mode.SPATIAL, None)
-        case.call(workspace=case.workspace(), activation=word)
-        case.judge()
-
-
 @table(("changes", "argument"), [
     ({"activation": 4}, "activation"), ({"activation": "tanh"}, "activation"), ({"activation": None}, "activation"),
     ({"activation": True}, "activation"),

@@ -301,22 +301,6 @@ def test_the_workspace_must_do(handle):
             call.plan(**call.arguments(workspace=bad))
 
 
-def test_no_workspace_is_also_a_pair_of_zeros(handle):
-    call = Call(handle, algorithm="plain")
-    need = call.plan.workspace_size
-    if need and call.device.device_type != CPU:
-        with pytest.raises(pybnorm.WorkspaceError, match=str(need)):
-            call.plan(**call.arguments(workspace=(0, 0)))
-        return
-    call.plan(**call.arguments())
-    right = call.result()
-    odd = [] if need else [(call.x.pointer + (1 << 24) + 1, 0)]
-    for workspace in (handle.memory(None), *odd):
-        call.y = call.put(np.full((4, 8, 3, 5), np.nan))
-        call.plan(**call.arguments(workspace=workspace))
-        assert call.result().tobytes() == right.tobytes()
-
-
 MISALIGNED = """
 import sys
 import numpy as np

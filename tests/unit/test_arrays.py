@@ -7,7 +7,6 @@ import ctypes
 import gc
 import operator
 import sys
-import weakref
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -74,12 +73,6 @@ def test_numpy_transposed_broadcast_scalar_and_empty() -> None:
     assert as_buffer(np.zeros((0, 3), np.float16), "x").dims == (0, 3)
 
 
-def test_numpy_read_only() -> None:
-    x = np.zeros(3, np.float32)
-    x.flags.writeable = False
-    assert as_buffer(x, "x").writable is False
-
-
 def test_numpy_subclasses() -> None:
     class Sub(np.ndarray):
         pass
@@ -90,7 +83,10 @@ def test_numpy_subclasses() -> None:
         as_buffer(np.ma.masked_array(np.zeros(3), [True, False, False]), "scale")
 
 
-@table("dtype", ["i4", "u2", "?", "c8", "O", "U3", "f4,i4", ml_dtypes.float8_e4m3fn, "M8[s]", ">f4", ">f8", ">f2"])
+OTHERS = ["i4", "u2", "?", "c8", "O", "U3", "f4,i4", ml_dtypes.float8_e4m3fn, "M8[s]", ">f4", ">f8", ">f2", "g"]
+
+
+@table("dtype", [*OTHERS, np.dtype(ml_dtypes.bfloat16).newbyteorder()])
 def test_numpy_dtypes_that_are_refused(dtype: Any) -> None:
     x = np.zeros(3, dtype)
     with pytest.raises(ArgumentTypeError) as caught:
@@ -100,17 +96,6 @@ def test_numpy_dtypes_that_are_refused(dtype: Any) -> None:
     assert str(x.dtype) in text
     assert text.endswith("allowed: float32, float64, float16 or bfloat16")
     assert ("byte order" in text) == (not x.dtype.isnative)
-
-
-def test_numpy_bfloat16_of_the_other_byte_order_is_refused() -> None:
-    x = np.zeros(3, np.dtype(ml_dtypes.bfloat16).newbyteorder())
-    with pytest.raises(ArgumentTypeError, match=r"byte order"):
-        as_buffer(x, "x")
-
-
-def test_long_double_is_refused() -> None:
-    with pytest.raises(ArgumentTypeError, match=r"dtype float128|dtype longdouble"):
-        as_buffer(np.zeros(3, np.longdouble), "x")
 
 
 def test_strides_that_are_not_whole_elements() -> None:
@@ -135,12 +120,6 @@ def test_no_array_at_all(value: object) -> None:
             function(value, "dy")
         assert isinstance(caught.value, TypeError)
         assert "DLPack" in caught.value.allowed
-
-
-def test_a_buffer_is_itself() -> None:
-    x = np.zeros(3, np.float32)
-    buffer = Buffer(x.ctypes.data, (3,), (1,), DataType.FLOAT32, 1, 0, True, x)
-    assert as_buffer(buffer, "x") is buffer
 
 
 def test_nothing_is_kept_or_lost() -> None:
@@ -524,21 +503,6 @@ def test_dlpack_tensor_is_deleted_once_after_an_error(fields: dict[str, Any]) ->
         as_buffer(producer, "x")
     gc.collect()
     assert producer.deleted == 1
-
-
-def test_dlpack_of_numpy_keeps_the_array_alive() -> None:
-    class Sub(np.ndarray):  # plain arrays take no weak references
-        pass
-
-    x = np.zeros(3, np.float32).view(Sub)
-    alive = weakref.ref(x)
-    buffer = as_buffer(Exporter(x), "x")
-    del x
-    gc.collect()
-    assert alive() is not None
-    del buffer
-    gc.collect()
-    assert alive() is None
 
 
 def test_dlpack_is_asked_without_a_copy_and_without_synchronisation() -> None:

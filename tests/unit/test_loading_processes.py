@@ -389,13 +389,6 @@ OWN_SONAME = """
 """
 
 
-def test_the_loaders_own_search(child: Any, doubles: Any) -> None:
-    library = doubles.build("miopen", soname="libMIOpen.so.987")
-    script = OWN_SONAME + "        report(pybnorm.load('miopen')._asdict())"
-    answer = child(script, {"LD_LIBRARY_PATH": library.parent})
-    assert (answer["found_via"], answer["path"]) == ("system loader", str(library))
-
-
 def test_nothing_anywhere_lists_everything_and_is_not_cached(child: Any, doubles: Any) -> None:
     library = doubles.build("miopen", soname="libMIOpen.so.987")
     answer = child(
@@ -474,16 +467,6 @@ def test_the_real_onednn_of_its_wheel(child: Any) -> None:
     assert [Path(file).resolve() for file in files] == [Path(path)]
 
 
-def test_the_real_onednn_is_not_taken_when_another_file_is_named(child: Any, tmp_path: Path) -> None:
-    distribution_file("onednn-cpu-gomp", soname="libdnnl.so.3")
-    answer = child(
-        "import pybnorm; report([attempt(lambda: pybnorm.Handle('onednn')), mapped('libdnnl')])",
-        {variable("onednn"): tmp_path / "gone.so"},
-    )
-    assert answer[0]["error"] == "LibraryLoadError"
-    assert answer[1] == []
-
-
 CUDNN_WHEELS = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu11")
 
 
@@ -544,20 +527,6 @@ def test_the_real_cudnn_through_pathfinder(child: Any, doubles: Any) -> None:
     assert answer["found_via"] == "cuda.pathfinder"
     assert Path(answer["path"]).resolve() == Path(path)
     assert answer["version"][0] == 9
-
-
-def test_a_real_library_that_was_loaded_before_is_used(child: Any) -> None:
-    _, path = distribution_file("onednn-cpu-gomp", soname="libdnnl.so.3")
-    answer = child(
-        """
-        import ctypes, pybnorm
-        ctypes.CDLL(values["path"])
-        report(pybnorm.load("onednn")._asdict())
-        """,
-        path=path,
-    )
-    assert answer["found_via"] == "already in the process"
-    assert Path(answer["path"]).resolve() == Path(path)
 
 
 def test_the_search_leaves_the_environment_alone(child: Any) -> None:
