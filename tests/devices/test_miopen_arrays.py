@@ -127,23 +127,6 @@ def test_host_memory_is_refused(device: Any, handle: Any) -> None:
     assert info.value.argument == "x"
 
 
-def test_device_time_of_a_call(device: Any, handle: Any) -> None:
-    own = inputs(device)
-    seconds = device.time(lambda: handle.forward_training(**own), repeats=3, calls=20, warmup=1)
-    assert len(seconds) == 3
-    assert all(1e-7 < s < 0.1 for s in seconds)
-
-
-def test_the_handle_s_own_stream_is_asynchronous(device: Any, handle: Any) -> None:
-    """Without waiting, nothing promises a result; after synchronize it is there, whatever the device's pace."""
-    own = inputs(device)
-    handle.forward_training(**own)
-    device.synchronize()
-    other = devices.device_for(ROCM)  # its copies are in another stream: right only because the first was waited for
-    assert other.stream != device.stream
-    assert np.abs(other.to_numpy(own["y"]) - expected()).max() < 4e-6
-
-
 def test_memory_that_is_not_there(device: Any) -> None:
     with pytest.raises(pybnorm.AllocationError, match="hipMalloc: hipErrorOutOfMemory"):
         device.empty_bytes(1 << 62)

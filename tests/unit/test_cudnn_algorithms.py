@@ -344,37 +344,6 @@ def test_a_run_that_fails_can_be_run_again(compute: Any, kind: str, algorithm: s
     assert max(errors.values()) < 2e-5, errors
 
 
-def test_parameters_of_less_alignment(compute: Any) -> None:
-    """By name refused before anything runs; what auto chose goes through the plain entry point."""
-    refused, calls, (chosen, errors), whole, live = compute(
-        SCRIPT
-        + """
-    with pybnorm.Handle("cudnn") as handle:
-        case = Case((32, 3, 16, 16))
-        odd = memory((4,))[1:]
-        odd[...] = case.scale
-        refused = []
-        for algorithm in ("ex", "graph"):
-            plan = case.plan(handle, "plan_backward", algorithm)
-            before = number("calls").value
-            refused.append(attempt(lambda: case.run(plan, scale=odd)))
-            refused[-1]["calls"] = number("calls").value - before
-        plan = case.plan(handle, "plan_forward_training", "auto")
-        before = number("calls").value
-        case.run(plan, scale=odd)
-        told = [plan.algorithm, case.errors()]
-        calls = number("calls").value - before
-        del plan
-    finish(refused, calls, told)
-    """
-    )
-    assert (whole, live, calls, chosen) == (True, 0, 1, "ex")
-    assert max(errors.values()) < 2e-5
-    for result in refused:
-        assert "16-byte aligned" in result["text"], result
-        assert result["calls"] == 0
-
-
 def test_ex_over_other_memory_is_left_to_cudnn(run: Any) -> None:
     """Without statistics, and in a library without the graph API, which says so."""
     told, lines = run(

@@ -216,25 +216,3 @@ def test_a_copy_in_the_process_goes_first(child: Any, doubles: Any, name: str) -
     answer = child(SEARCH, {"LD_LIBRARY_PATH": other.parent}, first=[here])
     found = str(here) if name.endswith(".10") else name  # what no name is known of is opened by its path
     assert answer["value"] == ["already in the process", found]
-
-
-def test_the_newest_soname_of_the_loader(child: Any, doubles: Any) -> None:
-    folders = [doubles.plain(f"libamdhip64.so.{n}", SOURCE).parent for n in (5, 7, 10)]
-    answer = child(SEARCH, {"LD_LIBRARY_PATH": ":".join(map(str, folders))}, first=[])
-    assert answer["value"] == ["system loader", "libamdhip64.so.7"]
-
-
-def test_none_anywhere(child: Any) -> None:
-    answer = child(
-        """
-        import dataclasses
-        from pybnorm.devices import device_for, hip
-        # Names that no machine has: a real HIP runtime of this machine must not be found.
-        names = tuple(name.replace("amdhip64", "pybnorm-absent") for name in hip.SPEC.sonames)
-        hip.SPEC = dataclasses.replace(hip.SPEC, sonames=names, loaded_names=(), rocm_sdk="")
-        report(attempt(lambda: device_for(10)))
-        """
-    )
-    assert answer["error"] == "LibraryNotFoundError"
-    assert "PYBNORM_LIB_AMDHIP64" in answer["text"]
-    assert {how for how, _, _ in answer["attempts"]} >= {"already in the process", "system loader", "ROCM_PATH"}

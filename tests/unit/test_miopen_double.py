@@ -345,29 +345,6 @@ def test_a_mean_far_from_0_is_told_of_once_from_the_calls_own_statistics(doubles
     assert "a mean is 1000 times its deviation or more; known defect miopen-one-pass-variance, wrong y" in text
 
 
-def test_the_policy_is_asked_for_on_the_handles_device(doubles: Any, child: Any) -> None:
-    """MIOpen answers by the device that is current; afterwards the caller's own is current again."""
-    file = doubles.build("miopen", version=3005001, defines=("DOUBLE_COMPUTES",))
-    answers = child(
-        textwrap.dedent(PRELUDE)
-        + textwrap.dedent(
-            """
-            ctypes.c_int.in_dll(library, "double_devices").value = 2
-            asked, now = ctypes.c_int.in_dll(library, "double_policy_device"), ctypes.c_int(-1)
-            library.hipSetDevice(1)
-            handle = pybnorm.Handle("miopen")
-            library.hipSetDevice(0)
-            asked.value = -1
-            handle.plan_forward_inference(pybnorm.TensorDescriptor("miopen", "f32", (4, 4, 7, 7)))
-            library.hipGetDevice(ctypes.byref(now))
-            report([asked.value, now.value])
-            """
-        ),
-        file=str(file),
-    )
-    assert answers == [1, 0]
-
-
 def test_a_call_with_a_defect_is_what_the_policy_says(doubles: Any, child: Any) -> None:
     """MIOpen has one algorithm: "auto" repairs nothing, and native is not there to avoid it."""
     file = doubles.build("miopen", version=3005001, defines=("DOUBLE_COMPUTES",))

@@ -118,30 +118,6 @@ def test_a_plan_called_by_its_own_arguments(play: Any, kind: str) -> None:
         assert not [a for a in seen[-1] if a in ("0x11000", "0x21000", "0x31000")], (name, seen)
 
 
-def test_a_plan_called_in_the_midst_of_its_call(play: Any) -> None:
-    """As a signal handler may: here in the look at ranges that overlap. Neither call has the other's addresses."""
-    told, lines = play(
-        """
-        from pybnorm import _arguments
-        told = []
-        with pybnorm.Handle("cudnn") as handle:
-            plan = handle.plan_forward_training(last((2, 8, 12, 12)), algorithm="ex")
-            taken()
-
-            def handler(*_):
-                _arguments.disjoint = disjoint
-                told.append(attempt(lambda: plan(**FORWARD | {"x": 0x11000})))
-
-            disjoint, _arguments.disjoint = _arguments.disjoint, handler
-            told.append(attempt(lambda: plan(**FORWARD | {"bias": FORWARD["scale"] + 2})))  # not aligned
-            plan(**FORWARD)
-        report([told, [addresses(line)[0] for line in taken() if "@" in line]])
-        """
-    )
-    assert told == [{"value": None}, {"error": "BadParameterError"} | told[1]]
-    assert lines == ["0x11000", "0x10000"]
-
-
 def test_a_plan_whose_call_failed_can_be_called_again(play: Any) -> None:
     told, lines = play(
         """
@@ -209,36 +185,6 @@ def test_a_call_during_a_call_of_the_handles_own_plan_has_one_of_its_own(play: A
     assert len(set(live)) == 1  # the plans of the inner calls went with them
     assert descriptors[0]["error"] == "ClosedError"
     assert descriptors[1] <= live[0]
-
-
-def test_an_array_does_not_hold_up_other_threads_while_it_is_read(play: Any) -> None:
-    told, lines = play(
-        """
-        import threading
-        with pybnorm.Handle("cudnn") as handle:
-            plan = handle.plan_forward_training(last((2, 8, 12, 12)), algorithm="ex")
-            taken()
-            told, ready = [], threading.Event()
-
-            def other():
-                ready.set()
-                told.append(attempt(lambda: plan(**FORWARD | {"x": 0x11000})))
-
-            thread = threading.Thread(target=other)
-
-            def meanwhile():
-                thread.start()
-                ready.wait()
-                thread.join(60)
-                told.append(thread.is_alive())
-
-            plan(**evil(FORWARD, "saved_mean", meanwhile))
-            thread.join()
-            report([told, [addresses(line)[0] for line in taken()]])
-        """
-    )
-    assert told == [{"value": None}, False]
-    assert lines == ["0x11000", "0x10000"]
 
 
 # ---------------------------------------------------------------- a handle closed during a call
