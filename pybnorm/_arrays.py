@@ -64,18 +64,18 @@ class Memory(NamedTuple):
 
 
 class _View(NamedTuple):
-    """An array as its protocol describes it, of any element type."""
+    """An array as its protocol describes it, of any element type: the fields of a `Buffer`, and two more."""
 
     pointer: int
     dims: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: DataType | None
-    dtype_name: str  # for errors; may be empty where dtype is not None
-    itemsize: int
     device_type: int
     device_id: int
     writable: bool
     owner: object
+    dtype_name: str  # for errors; may be empty where dtype is not None
+    itemsize: int
 
 
 def as_buffer(obj: Any, argument: str) -> Buffer:
@@ -90,13 +90,10 @@ def as_buffer(obj: Any, argument: str) -> Buffer:
     view = _view(obj, argument)
     if view.dtype is None:
         raise ArgumentTypeError(argument, f"an array of dtype {view.dtype_name}", _DTYPES)
-    if view.pointer == 0 and 0 not in view.dims:
-        raise ArgumentError(argument, "an array at address 0", "an array with memory")
-    _check_address(view.pointer, argument)
+    _check_address(view, argument)
     if view.pointer % view.itemsize:
         raise ArgumentError(argument, f"address {view.pointer:#x}", f"an address aligned to {view.itemsize} bytes")
-    where = view.device_type, view.device_id
-    return Buffer(view.pointer, view.dims, view.strides, view.dtype, *where, view.writable, view.owner)
+    return Buffer(*view[:8])  # type: ignore[arg-type]
 
 
 def as_memory(obj: Any, argument: str) -> Memory:
@@ -104,7 +101,8 @@ def as_memory(obj: Any, argument: str) -> Memory:
     if type(obj) is Memory:
         checked: Memory = _exact(obj, argument)
         return checked
-    view = _of_buffer(_exact(obj, argument)) if type(obj) is Buffer else _view(obj, argument)
+    made = type(obj) is Buffer
+    view = _View._make((*_exact(obj, argument), "", obj.dtype.itemsize)) if made else _view(obj, argument)
     if any(d < 0 for d in view.dims):
         raise ArgumentError(argument, f"dims {view.dims}", "sizes of 0 or more")
     count = math.prod(view.dims)
@@ -113,11 +111,8 @@ def as_memory(obj: Any, argument: str) -> Memory:
         raise ArgumentError(
             argument, f"dims {view.dims} with strides {view.strides} in elements", "C-contiguous memory"
         )
-    nbytes = count * view.itemsize
-    if view.pointer == 0 and nbytes:
-        raise ArgumentError(argument, "an array at address 0", "an array with memory")
-    _check_address(view.pointer, argument)
-    return Memory(view.pointer, nbytes, view.device_type, view.device_id, view.writable, view.owner)
+    _check_address(view, argument)
+    return Memory(view.pointer, count * view.itemsize, *view[4:8])
 
 
 _TRACED = (
@@ -126,9 +121,11 @@ _TRACED = (
 )
 
 
-def _check_address(pointer: int, argument: str) -> None:
-    if not 0 <= pointer < 1 << 64:
-        raise ArgumentError(argument, f"address {pointer}", "an address of 64 bits")
+def _check_address(view: _View, argument: str) -> None:
+    if view.pointer == 0 and view.itemsize and 0 not in view.dims:
+        raise ArgumentError(argument, "an array at address 0", "an array with memory")
+    if not 0 <= view.pointer < 1 << 64:
+        raise ArgumentError(argument, f"address {view.pointer}", "an address of 64 bits")
 
 
 def _exact(said: Any, argument: str) -> Any:
@@ -167,11 +164,6 @@ def _exact(said: Any, argument: str) -> Any:
     if type(said) is Memory and not 0 <= said.nbytes < 1 << 64:
         raise ArgumentError(argument, f"a Memory of {said.nbytes} bytes", "a number of bytes, as an integer of 64 bits")
     return said
-
-
-def _of_buffer(buffer: Buffer) -> _View:
-    pointer, dims, strides, dtype, device_type, device_id, writable, owner = buffer
-    return _View(pointer, dims, strides, dtype, "", dtype.itemsize, device_type, device_id, writable, owner)
 
 
 def _view(obj: Any, argument: str) -> _View:
@@ -237,12 +229,12 @@ def _numpy(array: np.ndarray[Any, Any], argument: str, owner: object) -> _View:
         array.shape,
         _element_strides(array.shape, array.strides, dtype.itemsize, argument),
         found,
-        "" if found is not None else f"{dtype}" if dtype.isnative else f"{dtype} (not this machine's byte order)",
-        dtype.itemsize,
         CPU,
         0,
         array.flags.writeable,
         owner,
+        "" if found is not None else f"{dtype}" if dtype.isnative else f"{dtype} (not this machine's byte order)",
+        dtype.itemsize,
     )
 
 
@@ -282,13 +274,13 @@ def _torch(tensor: Any, argument: str, torch: Any) -> _View:
             tuple(tensor.shape),
             tuple(tensor.stride()),
             _TORCH_DTYPES.get(name),
-            name,
-            tensor.element_size(),
             # ROCm builds of PyTorch call their devices cuda too.
             CPU if device.type == "cpu" else ROCM if getattr(torch.version, "hip", None) else CUDA,
             device.index or 0,
             True,
             tensor,
+            name,
+            tensor.element_size(),
         )
         negated = tensor.is_neg()
     except Exception as error:
@@ -376,12 +368,12 @@ def _cuda_array_interface(obj: Any, argument: str) -> _View | None:
         dims,
         strides,
         _TYPESTRS.get(typestr),
-        typestr,
-        itemsize,
         device_type,
         device_id,
         not read_only,
         obj,
+        typestr,
+        itemsize,
     )
 
 
@@ -428,12 +420,12 @@ def _dlpack(obj: Any, argument: str) -> _View | None:
         dims,
         strides,
         _DL_DTYPES.get(dtype),
-        f"{_DL_CODES.get(code, f'code {code} ')}{bits}{f'x{lanes}' if lanes != 1 else ''}",
-        (bits * lanes + 7) // 8,
         device_type,
         device_id,
         writable,
         capsule,
+        f"{_DL_CODES.get(code, f'code {code} ')}{bits}{f'x{lanes}' if lanes != 1 else ''}",
+        (bits * lanes + 7) // 8,
     )
 
 
