@@ -4,8 +4,6 @@ import ctypes
 import dataclasses
 import gc
 import inspect
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -299,60 +297,6 @@ def test_the_workspace_must_do(handle):
     for bad in (None, (address, need - 1), (address + 8, size - 8)):
         with pytest.raises(pybnorm.WorkspaceError, match=str(need)):
             call.plan(**call.arguments(workspace=bad))
-
-
-MISALIGNED = """
-import sys
-import numpy as np
-import pybnorm
-from pybnorm import devices
-
-backend, dtype, element = sys.argv[1], sys.argv[2], int(sys.argv[3])
-handle = pybnorm.Handle(backend)
-device = devices.device_for(handle.library.device_type, handle.device or 0)
-if device.stream:
-    handle.set_stream(device.stream)
-dims, steps = (4, 64, 5, 6), (1920, 1, 384, 64)
-vector = [device.from_numpy(np.ones(64, np.float32)) for _ in range(4)]
-workspace = device.from_numpy(np.zeros(1 << 20, np.float32))
-data = [device.from_numpy(np.ones(1 << 14, np.float32)) for _ in range(3)]
-for offset in (element, 2 * element, 4 * element, 16):
-    places = [buffer.pointer + offset for buffer in data]
-    x, y, z = (buffer._replace(pointer=place, dims=dims, strides=steps, dtype=pybnorm.DataType[dtype])
-               for buffer, place in zip(data, places, strict=True))
-    for kind in ("training", "backward", "inference"):
-        operation = {"training": "forward_training", "inference": "forward_inference"}.get(kind, kind)
-        if not pybnorm.capability(backend, operation, "spatial", x.dtype, pybnorm.Layout.CHANNELS_LAST, 4)[0]:
-            continue
-        if kind == "training":
-            plan = handle.plan_forward_training(x, y, running=False)
-            arguments = (x, *vector[:2], y, None, None, *vector[2:])
-        elif kind == "backward":
-            plan = handle.plan_backward(x, y, z)
-            arguments = (x, y, vector[0], z, *vector[1:3], vector[3], vector[0])
-        else:
-            plan = handle.plan_forward_inference(x, y)
-            arguments = (x, *vector, y)
-        print(backend, dtype, offset, kind, plan.algorithm, flush=True)
-        plan(*arguments, workspace=(workspace.pointer, 4 << 20))
-        device.synchronize()
-print("all ran")
-"""
-
-
-@pytest.mark.parametrize(("dtype", "element"), [("FLOAT16", 2), ("BFLOAT16", 2), ("FLOAT32", 4)])
-def test_auto_runs_on_arrays_of_any_alignment(handle, dtype, element, tmp_path):
-    """In a process of its own: a kernel that loads more at once than the address allows takes the context with it."""
-    run = subprocess.run(
-        [sys.executable, "-c", MISALIGNED, handle.backend, dtype, str(element)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "all ran" in run.stdout
 
 
 @pytest.mark.parametrize("algorithm", ["graph", "pointwise", "ex"])
