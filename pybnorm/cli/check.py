@@ -164,11 +164,6 @@ _SECTIONS = {"What to run": "--backend", "How": "--jobs", "What to write": "--js
 )
 @click.option("--same", is_flag=True, help="Refuse nodes (dask workers) whose libraries differ.")
 @click.option(
-    "--scheduler-timeout",
-    type=float,
-    help=f"Seconds that dask's scheduler and workers have to answer.  [default: {executors.CONNECT:g}]",
-)
-@click.option(
     "--judge",
     type=click.Choice(namespaces.NAMES),
     expose_value=False,
@@ -245,9 +240,8 @@ def check(context: click.Context, /, **options: Any) -> None:
         if o.timeout is not None and o.executor == "process":
             raise ArgumentError("--timeout", o.timeout, "an executor other than process, which nothing could end")
         judge_devices.check(here=o.executor in ("pool", "process"))
-        check_timeout("--scheduler-timeout", o.scheduler_timeout)
-        limits = {"timeout": o.timeout or executors.TIMEOUT, "connect": o.scheduler_timeout}
-        farm = context.with_resource(executors.opened(o.executor, jobs=o.jobs, **limits))
+        timeout = o.timeout or executors.TIMEOUT
+        farm = context.with_resource(executors.opened(o.executor, jobs=o.jobs, timeout=timeout))
         silent = "-" in (o.json_target, o.markdown_target)
         console = output.console(stderr=silent)
         targets = output.targets(context, "check", o.folder)

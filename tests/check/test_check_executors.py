@@ -171,41 +171,18 @@ def test_a_worker_that_was_ended_starts_no_process_for_a_call(monkeypatch, ends)
             worker.call(time.sleep, 600)
 
 
-def test_calls_are_positional():
-    with pool(open_simulated, 1) as executor, pytest.raises(TypeError, match="positional"):
-        executor.submit(int, "7", base=8)
-
-
 # ---------------------------------------------------------------- whose part of the machine
-
-
-@pytest.fixture
-def four_cores(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
-
-
-@pytest.mark.usefixtures("four_cores")
-@pytest.mark.parametrize(
-    ("jobs", "variables", "workers"),
-    [
-        (None, {}, [{"OMP_NUM_THREADS": "1"}] * 4),
-        (2, {}, [{"OMP_NUM_THREADS": "2"}] * 2),
-        (1, {}, [{"OMP_NUM_THREADS": "4"}]),
-        (3, {}, [{"OMP_NUM_THREADS": "1"}] * 3),
-        (8, {}, [{"OMP_NUM_THREADS": "1"}] * 8),
-        (None, {"OMP_NUM_THREADS": "2"}, [{}] * 2),
-        (None, {"OMP_NUM_THREADS": "2,1"}, [{}] * 2),
-        (None, {"OMP_NUM_THREADS": "9"}, [{}]),
-        (3, {"OMP_NUM_THREADS": "2"}, [{}] * 3),
-    ],
-)
-def test_jobs_and_threads_share_the_cores(jobs, variables, workers):
-    assert environments(CPU, 1, jobs=jobs, variables=variables) == workers
 
 
 @pytest.mark.parametrize(
     ("kind", "count", "jobs", "variables", "workers"),
     [
+        (CPU, 1, None, {}, [{"OMP_NUM_THREADS": "1"}] * 4),
+        (CPU, 1, 2, {}, [{"OMP_NUM_THREADS": "2"}] * 2),
+        (CPU, 1, 8, {}, [{"OMP_NUM_THREADS": "1"}] * 8),
+        (CPU, 1, None, {"OMP_NUM_THREADS": "2,1"}, [{}] * 2),
+        (CPU, 1, None, {"OMP_NUM_THREADS": "9"}, [{}]),
+        (CPU, 1, 3, {"OMP_NUM_THREADS": "2"}, [{}] * 3),
         (CUDA, 1, None, {}, [{}]),
         (CUDA, 1, 3, {}, [{}] * 3),
         (CUDA, 2, None, {}, [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]),
@@ -215,8 +192,10 @@ def test_jobs_and_threads_share_the_cores(jobs, variables, workers):
         (ROCM, 2, None, {"HIP_VISIBLE_DEVICES": "4,2"}, [{"HIP_VISIBLE_DEVICES": i} for i in "42"]),
     ],
 )
-def test_each_worker_has_a_device_of_its_own(kind, count, jobs, variables, workers):
-    assert environments(kind, count, jobs=jobs, variables=variables) == workers
+def test_each_worker_has_its_part_of_the_machine(monkeypatch, kind, count, jobs, variables, workers):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
+    monkeypatch.setattr(os, "environ", variables)
+    assert environments(kind, count, jobs) == workers
 
 
 @pytest.mark.slow
@@ -285,6 +264,8 @@ def test_tls_without_certificates_is_an_error_of_ours():
 @pytest.mark.parametrize("words", [b"", b"HTTP/1.0 400 Bad request\r\n\r\n"])
 def test_a_port_that_is_not_a_scheduler_is_an_error(words):
     pytest.importorskip("distributed")
+    import dask
+
     with contextlib.ExitStack() as kept, socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer():
@@ -300,7 +281,8 @@ def test_a_port_that_is_not_a_scheduler_is_an_error(words):
         thread.start()
         address = f"dask:tcp://127.0.0.1:{server.getsockname()[1]}"
         try:
-            with pytest.raises(ArgumentError, match="is no dask scheduler"), opened(address, connect=1):
+            soon = dask.config.set({"distributed.comm.timeouts.connect": "1s"})
+            with soon, pytest.raises(ArgumentError, match="is no dask scheduler"), opened(address):
                 pass
         finally:
             server.shutdown(socket.SHUT_RDWR)  # which wakes accept; close does not

@@ -77,7 +77,7 @@ def farm(monkeypatch, function, workers=2):
         distributed.LocalCluster(protocol="tcp://", silence_logs=False, **options) as cluster,
         distributed.Client(cluster, set_as_default=False) as client,
     ):
-        yield executors._Cluster(client, LIMIT, LIMIT), cluster, client
+        yield executors._Cluster(client, LIMIT), cluster, client
 
 
 def results_of(executor, done):

@@ -1,8 +1,7 @@
 """Executors of cases: processes of this machine, this process, or a dask cluster.
 
-Each is a :class:`concurrent.futures.Executor` for one backend whose calls happen in a process that holds the backend's
-library. A dask worker gives its cases to a process of its own (`pybnorm.check.run.worker`), so a library that
-dies or hangs costs one case there too, and never the job.
+Each is a :class:`concurrent.futures.Executor` for one backend. A dask worker, too, gives its cases to a process of its
+own (`pybnorm.check.run.worker`), so a library that dies or hangs costs one case.
 
 =========  ==========================================================================================================
 pool       worker processes: for a library on the CPU as many as there are cores, with the cores divided among their
@@ -13,9 +12,10 @@ dask       ``dask:ADDRESS`` the cluster of a scheduler, ``dask`` alone a cluster
 =========  ==========================================================================================================
 
 A dask worker that cannot run the library is named and gets no case of it. Workers of one host get a GPU each, unless
-their launcher gave each its own. What dask has of its own stays dask's: a worker that ends or is silent
-(``distributed.scheduler.worker-ttl``) loses its cases to others, and a case that more than
-``distributed.scheduler.allowed-failures`` workers ended with is an ERROR, which is no verdict.
+their launcher gave each its own. What dask has of its own stays dask's: the seconds that a scheduler and its workers
+have to answer (``distributed.comm.timeouts.connect``), a worker that ends or is silent
+(``distributed.scheduler.worker-ttl``) and loses its cases to others, and a case that more than
+``distributed.scheduler.allowed-failures`` workers ended with, which is an ERROR and no verdict.
 
 A dask scheduler is trusted: what it sends is unpickled, so it and all who can connect to it can run code here. On a
 network that is not trusted, use TLS: ``dask:tls://HOST:8786``, with certificates from distributed's own configuration
@@ -38,7 +38,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 from pybnorm import __version__, devices
 from pybnorm._arrays import CPU, CUDA
@@ -54,8 +54,6 @@ from pybnorm.errors import ArgumentError
 NAMES = ("pool", "process", "dask")
 TIMEOUT = 300.0
 """Seconds that a case may take by default."""
-CONNECT = 30.0
-"""Seconds that a scheduler and its workers have to answer."""
 _GRACE = 30.0
 """Seconds that a dask worker has for its answer beyond the time of its call."""
 _RESTART = 10.0
@@ -66,19 +64,14 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 def described(backend: str, describe: Callable[[], BackendInfo], option: str = "--timeout") -> BackendInfo:
-    """The answer of `describe` for `backend`, or that its process died or did not answer.
-
-    `option` is what the user sets the time with.
-    """
+    """The answer of `describe`, or that the process died or took longer than `option` says."""
     try:
         return describe()
     except Exception as error:
+        problem, what = f"{type(error).__name__}: {error}", "the process died while it loaded the file"
         if isinstance(error, TimeLimitError):
             problem = f"did not answer in {error.seconds:g} s ({option})"
             what = "the process did not answer in time"
-        else:
-            problem = f"{type(error).__name__}: {error}"
-            what = "the process died while it loaded the file"
         named = override(backend)
         attempts = ((named, os.environ[named], what),) if named else ()
         return BackendInfo(backend, label=label_of(backend), problem=problem, attempts=attempts, override=named)
@@ -94,80 +87,74 @@ class Farm:
 
     def describe(self, backend: str) -> BackendInfo:
         """The library of `backend` there. Raises what the loading library does to its process."""
-        raise NotImplementedError
+        return describe(backend)
 
     def others(self, backend: str) -> list[BackendInfo]:
         """Libraries of `backend` on nodes that differ from those of `describe`, which comes first."""
         return []
 
     def executor(self, backend: str, cases: int) -> Executor:
-        """An executor of up to `cases` calls at a time on `backend`."""
-        raise NotImplementedError
+        """An executor of up to `cases` calls at a time on `backend`; here on one thread, whose device is current."""
+        return ThreadPoolExecutor(1)
 
 
 @contextlib.contextmanager
 def opened(
-    name: str,
-    *,
-    jobs: int | None = None,
-    timeout: float | None = None,
-    share: tuple[int, int] | None = None,
-    connect: float | None = None,
+    name: str, *, jobs: int | None = None, timeout: float | None = None, share: tuple[int, int] | None = None
 ) -> Iterator[Farm]:
     """The farm of an option's value, open for the duration of a ``with`` block.
 
     `jobs`: worker processes of ``pool`` and of ``dask`` on this machine. `timeout`: seconds for each call; not for
     ``process``. `share`: (k, n) for a ``pool`` of one process with the k-th of n shares of the machine, from 0.
-    `connect`: seconds that the scheduler of ``dask``, and then its workers, have to answer. Raises ArgumentError:
-    another name, an option that the executor has not, a package that is not installed, or no node but this one.
+    Raises ArgumentError: another name, an option that the executor has not, or no cluster.
     """
     kind, _, address = name.partition(":")
     if kind not in NAMES or (address and kind != "dask"):
         raise ArgumentError("--executor", name, "pool | process | dask | dask:ADDRESS")
     if jobs is not None and (kind == "process" or address):
         raise ArgumentError("--jobs", jobs, f"not with --executor {name}, whose processes are already there")
-    if connect is not None and kind != "dask":
-        raise ArgumentError("--scheduler-timeout", connect, f"with --executor dask, not {name}")
     if kind == "pool":
         yield _Local(jobs, timeout, share)
     elif kind == "process":
-        yield _Here()
+        yield Farm()
     else:
-        try:
-            distributed = importlib.import_module("distributed")
-        except ImportError as error:
-            allowed = f"dask with its package: pip install 'pybnorm[dask]' ({error})"
-            raise ArgumentError("--executor", "dask", allowed) from None
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_quiet("distributed"))
-            target: Any = address
-            if not address:
-                workers = jobs or cores()
-                # With None dask still serves HTTP at port 8787, and warns where another run has it.
-                cluster = distributed.LocalCluster(
-                    n_workers=workers,
-                    threads_per_worker=1,
-                    dashboard_address="127.0.0.1:0",
-                    silence_logs=logging.CRITICAL,
-                )
-                target = stack.enter_context(cluster)
-            seconds = connect or CONNECT
-            try:
-                if address:
-                    # in a thread, as a notebook's has an event loop of its own
-                    ThreadPoolExecutor(1).submit(asyncio.run, _greet(distributed, address, seconds)).result()
-                client = stack.enter_context(distributed.Client(target, timeout=seconds, set_as_default=False))
-            except (OSError, ValueError, TypeError) as error:  # TypeError: TLS without certificates
-                allowed = (
-                    f"the address of a dask scheduler that answers in {seconds:g} s, --scheduler-timeout ({error})"
-                )
-                raise ArgumentError("--executor", name, allowed) from None
-            try:
-                client.wait_for_workers(1, timeout=seconds)
-            except OSError as error:
-                allowed = f"a scheduler that has a worker within {seconds:g} s, --scheduler-timeout ({error})"
-                raise ArgumentError("--executor", name, allowed) from None
-            yield _Cluster(client, timeout, seconds)
+            yield _Cluster(_client(stack, name, jobs or cores()), timeout)
+
+
+def _client(stack: contextlib.ExitStack, name: str, workers: int) -> Any:
+    """A client of the scheduler that `name` has the address of, or of a cluster on this machine; `stack` closes it."""
+    try:
+        distributed = importlib.import_module("distributed")
+    except ImportError as error:
+        allowed = f"dask with its package: pip install 'pybnorm[dask]' ({error})"
+        raise ArgumentError("--executor", "dask", allowed) from None
+    stack.enter_context(_quiet("distributed"))
+    address = name.partition(":")[2]
+    target: Any = address
+    if not address:
+        # With None dask still serves HTTP at port 8787, and warns where another run has it.
+        options = {"dashboard_address": "127.0.0.1:0", "silence_logs": logging.CRITICAL}
+        cluster = distributed.LocalCluster(n_workers=workers, threads_per_worker=1, **options)
+        target = stack.enter_context(cluster)
+    seconds = _patience()
+    try:
+        if address:
+            # in a thread, as a notebook's has an event loop of its own
+            ThreadPoolExecutor(1).submit(asyncio.run, _greet(distributed, address, seconds)).result()
+        client = stack.enter_context(distributed.Client(target, timeout=seconds, set_as_default=False))
+        client.wait_for_workers(1, timeout=seconds)
+    except (OSError, ValueError, TypeError) as error:  # TypeError: TLS without certificates
+        allowed = f"the address of a dask scheduler that answers, and has a worker, in {seconds:g} s ({error})"
+        raise ArgumentError("--executor", name, allowed) from None
+    return client
+
+
+def _patience() -> float:
+    """Seconds that dask gives a connection."""
+    import dask
+
+    return float(dask.utils.parse_timedelta(dask.config.get("distributed.comm.timeouts.connect"), "s"))
 
 
 async def _greet(distributed: Any, address: str, seconds: float) -> None:
@@ -205,10 +192,8 @@ class Pool(Executor):
             self._idle.put(worker)
         self._threads = ThreadPoolExecutor(len(self._workers), thread_name_prefix="pybnorm pool")
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:  # type: ignore[override]
         """Call an importable function in a worker process."""
-        if kwargs:
-            raise TypeError("a worker's calls have positional arguments only")
         return self._threads.submit(self._call, fn, args)
 
     def _call(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -246,22 +231,13 @@ class _Local(Farm):
 
     def _variables(self, backend: str) -> list[dict[str, str]]:
         if self._share is None:
-            return environments(*self._places[backend], jobs=self._jobs)
+            return environments(*self._places[backend], self._jobs)
         number, shares = self._share
-        return [environments(*self._places[backend], jobs=shares)[number % shares]]
+        return [environments(*self._places[backend], shares)[number % shares]]
 
     def executor(self, backend: str, cases: int) -> Executor:
         variables = self._variables(backend)[: max(1, cases)]
         return Pool([Worker(backend, timeout=self._timeout, environment=v) for v in variables])
-
-
-class _Here(Farm):
-    def describe(self, backend: str) -> BackendInfo:
-        return describe(backend)
-
-    def executor(self, backend: str, cases: int) -> Executor:
-        # one thread, because a device is current on the thread that opened it
-        return ThreadPoolExecutor(1)
 
 
 def cores() -> int:
@@ -275,22 +251,19 @@ def place(backend: str) -> tuple[int, int]:
     return kind, devices.device_count(kind)
 
 
-def environments(
-    kind: int, count: int, *, jobs: int | None = None, variables: Mapping[str, str] | None = None
-) -> list[dict[str, str]]:
+def environments(kind: int, count: int, jobs: int | None = None) -> list[dict[str, str]]:
     """The variables of each worker process, which say what part of the machine is its own.
 
     `kind`: DLPack device type of the backend. `count`: devices of that type. `jobs`: processes; by default one per core
-    (and OMP_NUM_THREADS), or one per GPU. `variables`: the environment; this process's by default.
+    (and OMP_NUM_THREADS), or one per GPU.
     """
-    known = os.environ if variables is None else variables
     if kind == CPU:
-        given = known.get(_THREADS, "").partition(",")[0]
+        given = os.environ.get(_THREADS, "").partition(",")[0]
         threads = int(given) if given.isdigit() and int(given) else 0
         jobs = jobs or max(1, cores() // (threads or 1))
         return [{} if threads else {_THREADS: str(max(1, cores() // jobs))} for _ in range(jobs)]
     name = "CUDA_VISIBLE_DEVICES" if kind == CUDA else "HIP_VISIBLE_DEVICES"
-    visible = [part.strip() for part in known.get(name, "").split(",") if part.strip()]
+    visible = [part.strip() for part in os.environ.get(name, "").split(",") if part.strip()]
     visible = (visible or [str(i) for i in range(count)])[:count]
     jobs = jobs or count
     return [{} if count == 1 else {name: visible[i % count]} for i in range(jobs)]
@@ -300,29 +273,21 @@ class NotRunError(RuntimeError):
     """A call that no dask worker could make."""
 
 
-class _Node(NamedTuple):
-    """A dask worker."""
-
-    name: str
-    host: str
-    number: int
-    """Among the workers of its host that were given the same devices."""
-
-
 class _Cluster(Farm):
     """The workers that a dask cluster has when the run begins."""
 
-    def __init__(self, client: Any, timeout: float | None, connect: float) -> None:
+    def __init__(self, client: Any, timeout: float | None) -> None:
         self._client, self._timeout = client, timeout
         self._limit = None if timeout is None else timeout + _GRACE
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, tuple[str, str, int]] = {}
+        """By address: name, host, and number among the workers of its host that were given the same devices."""
         self._able: dict[str, dict[str, dict[str, str]]] = {}
         """By backend and address, the variables of the process that holds the library."""
         self._entries: dict[str, list[BackendInfo]] = {}
         self._unable: list[LostNode] = []
         self._threads: dict[str, int] = client.nthreads()
         places: Counter[tuple[str, str]] = Counter()
-        for address, answer in self._ask(connect, greet, {address: () for address in self._threads}).items():
+        for address, answer in self._ask(_patience(), greet, {address: () for address in self._threads}).items():
             if isinstance(answer, BaseException):
                 self._unable.append(LostNode(f"worker {address}", "", "", _problem(answer)))
                 continue
@@ -331,15 +296,15 @@ class _Cluster(Farm):
                 problem = f"has pybnorm {version}, and this is {__version__}"
                 self._unable.append(LostNode(f"worker {name}", host, "", problem))
                 continue
-            self._nodes[address] = _Node(f"worker {name}", host, places[host, visible])
+            self._nodes[address] = f"worker {name}", host, places[host, visible]
             places[host, visible] += 1
 
     @property
     def lost(self) -> list[LostNode]:
         """The workers that could not be used, and those that are gone."""
         present = self._present()
-        gone = [node for address, node in self._nodes.items() if address not in present]
-        return [*self._unable, *(LostNode(node.name, node.host, "", "its worker is gone") for node in gone)]
+        gone = [LostNode(*node[:2], "", "its worker is gone") for a, node in self._nodes.items() if a not in present]
+        return [*self._unable, *gone]
 
     def _present(self) -> Mapping[str, int]:
         """The threads of the workers that are there, by address."""
@@ -368,7 +333,7 @@ class _Cluster(Farm):
         }
 
     def describe(self, backend: str) -> BackendInfo:
-        arguments = {address: (backend, self._timeout, node.number) for address, node in self._nodes.items()}
+        arguments = {address: (backend, self._timeout, number) for address, (_, _, number) in self._nodes.items()}
         entries: dict[str, BackendInfo] = {}
         bad: list[Any] = []
         unable: list[LostNode] = []
@@ -377,7 +342,7 @@ class _Cluster(Farm):
             info, variables = answer if isinstance(answer, tuple) else (answer, {})
             if problem := _problem(info):
                 bad.append(info)
-                unable.append(LostNode(self._nodes[address].name, self._nodes[address].host, backend, problem))
+                unable.append(LostNode(*self._nodes[address][:2], backend, problem))
             else:
                 able[address] = variables
                 entries.setdefault(info.id, info)
@@ -395,7 +360,7 @@ class _Cluster(Farm):
 
     def executor(self, backend: str, cases: int) -> Executor:
         able = self._able.get(backend, {address: {} for address in self._nodes})
-        variables = {self._nodes[address].name: own for address, own in able.items() if own}
+        variables = {self._nodes[address][0]: own for address, own in able.items() if own}
         # where all can run it so can a worker that joins or begins again, which has another address
         chosen = None if len(able) == len(self._threads) else list(able)
         submit = functools.partial(self._client.submit, on_worker, variables, self._timeout, workers=chosen, pure=False)
@@ -419,7 +384,7 @@ class Tasks(Executor):
         self._closed = ""
         """Why no call is made any more."""
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:  # type: ignore[override]
         """Call an importable function on some worker."""
         return self._threads.submit(self._call, fn, args)
 
@@ -499,10 +464,7 @@ _keeping = threading.Lock()
 def isolated(
     backend: str, timeout: float | None, variables: Mapping[str, str], function: Callable[..., Any], *arguments: Any
 ) -> Any:
-    """Call `function` in a process that this one keeps for `backend` and `variables`; for any thread.
-
-    Raises what `pybnorm.check.run.worker.Worker.call` raises.
-    """
+    """`pybnorm.check.run.worker.Worker.call` in a process kept for `backend` and `variables`; for any thread."""
     with _keeping:
         idle = _kept.setdefault((backend, tuple(sorted(variables.items()))), [])
         worker = idle.pop() if idle else Worker(backend, environment=variables)
@@ -514,15 +476,12 @@ def isolated(
 
 
 def settled(backend: str, timeout: float | None, index: int) -> tuple[BackendInfo, dict[str, str]]:
-    """The library of `backend` on this node, and the variables of its process: a GPU of its own.
-
-    `timeout`: seconds for each call. `index`: of this node among those of its host that have the same devices.
-    """
+    """The library of `backend` on this node, the `index`-th of its host, and the variables of its process."""
     info: BackendInfo = isolated(backend, timeout, {}, describe, backend)
     if info.problem:
         return info, {}
     kind, count = isolated(backend, timeout, {}, place, backend)
-    own = {} if kind == CPU else environments(kind, count, jobs=index + 1)[index]
+    own = {} if kind == CPU else environments(kind, count, index + 1)[index]
     if own:
         info = isolated(backend, timeout, own, describe, backend)
         with _keeping:
@@ -540,9 +499,7 @@ def run_cases(
     entries: dict[str, BackendInfo] | None = None,
     done: queue.SimpleQueue[Future[Any] | None] | None = None,
 ) -> Generator[CaseResult, None, None]:
-    """The results of `problems`, as they are finished, with known defects looked up.
-
-    Closing the generator cancels what has not begun.
+    """The results of `problems`, as they are finished, with known defects looked up; closing it cancels the rest.
 
     `info`: of the library that runs there. `keep`: as in `pybnorm.check.run.runner.run_case`. `opener`: importable
     function that opens the session. `entries`: gets the libraries that ran, by their `BackendInfo.id`. `done`: gets
