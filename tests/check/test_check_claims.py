@@ -102,17 +102,6 @@ def test_what_repeats_on_one_device_is_no_claim_for_another(own_records):
     assert support.check("onednn", VERSION, "a third", problem, Status.PASS, "y") == support.CLAIMED  # of every device
 
 
-def test_a_record_without_a_device_holds_on_all_until_there_is_a_newer_one(own_records):
-    problem = Problem.parse("train,spatial,f32,nchw,2x3x4x5,fill=randn")
-    old = support.of_run(RESULTS, VERSION, HERE, "old")
-    del old["device"]  # as an older release wrote it
-    (own_records / "onednn.json").write_text(json.dumps([old]))
-    assert support.run_of("onednn", VERSION, ELSEWHERE)["source"] == "old"
-    assert support.check("onednn", VERSION, ELSEWHERE, problem, Status.PASS, "y") == support.NO_LONGER_REPEATABLE
-    new = support.with_record([old], support.of_run(RESULTS, VERSION, HERE, "new"))
-    assert [r["source"] for r in json.loads(new)] == ["new"]
-
-
 def test_what_one_build_does_is_no_claim_for_another_of_its_version(own_records):
     problem = Problem.parse("train,spatial,f32,nchw,2x3x4x5,fill=randn")
     text = support.with_record([], support.of_run(RESULTS, VERSION, HERE, "every"))

@@ -8,10 +8,9 @@
 
 Inputs are not saved: they are a function of the problem's line (`pybnorm.check.language.data`).
 
-An output file is an ordinary ``.npz``, which `numpy.load` opens. Its first member, ``header``, is JSON with the
-backend, the case, and dtype, shape and digest of each array: outputs can be compared without unpacking them. The other
-members hold the arrays' bytes as planes: the first byte of every element, then the second, and so on. Planes of
-exponents compress well; exponents between mantissas do not.
+An output file is an ordinary ``.npz``. Its first member, ``header``, is JSON with the backend, the case, and dtype,
+shape and digest of each array: outputs can be compared without unpacking them. The other members hold the arrays' bytes
+as planes, the first byte of every element, then the second: planes of exponents compress well.
 """
 
 from __future__ import annotations
@@ -84,10 +83,9 @@ def digest(array: Array) -> str:
 
 
 def write_outputs(folder: str | os.PathLike[str], backend: str, problem: Problem, outputs: Mapping[str, Array]) -> str:
-    """Save one case's outputs, and return the file, relative to `folder`, which is made if it is not there.
+    """Save one case's outputs, whole or not at all, and return the file, relative to `folder`, which is made.
 
-    The file appears whole or not at all, whatever happens to the process meanwhile. Raises OSError: it cannot be
-    written. Raises ArgumentError: another file has its name.
+    Raises OSError: it cannot be written. Raises ArgumentError: another file has its name.
     """
     header: dict[str, Any] = {"schema": _OUTPUTS_SCHEMA, "backend": backend, "case": str(problem), "arrays": {}}
     members: dict[str, Array] = {}
@@ -279,9 +277,8 @@ class Journal:
     A line is handed to the operating system whole before `append` returns, so it outlives a killed process; what a
     kill left of a line is cut off when the next run opens the journal.
 
-    `folder`: made if it is not there. `resume`: go on with the run in `folder`, if there is one; without it there must
-    be none. Raises ArgumentError: the folder cannot be written, holds a run and `resume` is false, is in use by another
-    process, or its journal is damaged before its last line.
+    `folder` is made if it is not there. Raises ArgumentError: it cannot be written, holds a run and `resume` is false,
+    is in use by another process, or its journal is damaged before its last line.
     """
 
     def __init__(self, folder: str | os.PathLike[str], resume: bool = False) -> None:
@@ -291,9 +288,10 @@ class Journal:
         try:
             (self.folder / OUTPUTS).mkdir(parents=True, exist_ok=True)
             _files.check("--save", self.folder / DOCUMENT, _RUN_KIND)
-            if _size(self.folder / JOURNAL):  # an empty one is of a run that ended before it began
-                _files.check("--save", self.folder / JOURNAL, _JOURNAL_KIND)
-            self._stream: IO[bytes] = open(self.folder / JOURNAL, "a+b", buffering=0)  # noqa: SIM115 (close())
+            journal = self.folder / JOURNAL
+            if journal.exists() and not (journal.is_file() and not journal.stat().st_size):
+                _files.check("--save", journal, _JOURNAL_KIND)  # an empty one is of a run that ended before it began
+            self._stream: IO[bytes] = open(journal, "a+b", buffering=0)  # noqa: SIM115 (close())
         except (OSError, ValueError) as error:
             if isinstance(error, ArgumentError):
                 raise
@@ -353,14 +351,11 @@ class Journal:
         for backend, ids in _identities(infos).items():
             if backend in before and not ids <= before[backend]:
                 _same(self.folder, backend, *("; ".join(sorted(texts)) for texts in (before[backend], ids)))
-        self._start(now, infos)
+        self.enter(infos)
 
     def enter(self, backends: Iterable[BackendInfo]) -> None:
         """Note that libraries have joined those of `begin`."""
-        self._start(environment.machine(), list(backends))
-
-    def _start(self, machine: dict[str, Any], backends: list[BackendInfo]) -> None:
-        self._write({"schema": JOURNAL_SCHEMA, "environment": machine, "backends": backends})
+        self._write({"schema": JOURNAL_SCHEMA, "environment": environment.machine(), "backends": list(backends)})
 
     def libraries(self) -> list[BackendInfo]:
         """Libraries that finished cases ran on."""
@@ -374,10 +369,7 @@ class Journal:
         self._finished[result.backend, result.case] = result
 
     def finished(self) -> dict[tuple[str, str], CaseResult]:
-        """Finished cases by (backend, case), of earlier runs too.
-
-        Left out are cases with a missing or damaged output file, and cases of an earlier run with a status of `AGAIN`.
-        """
+        """Finished cases by (backend, case); of earlier runs those with whole outputs and no status of `AGAIN`."""
         return dict(self._finished)
 
     def _write(self, value: Any) -> None:
@@ -429,15 +421,6 @@ def _lines(file: Path) -> tuple[list[_Start | CaseResult], int]:
             reason = f"a line of JSON, a start or a case ({type(error).__name__}: {error})"
             raise ArgumentError(f"{file}:{number}", text.decode(errors="replace"), reason) from None
     return lines, end
-
-
-def _size(file: Path) -> int:
-    """Bytes of what is there, whatever it is: more than none for what is no file."""
-    try:
-        found = file.stat()
-    except FileNotFoundError:
-        return 0
-    return found.st_size if stat.S_ISREG(found.st_mode) else 1
 
 
 def _identities(infos: Iterable[BackendInfo]) -> dict[str, set[str]]:

@@ -39,8 +39,6 @@ _LAST = 15
 """Seconds of those that an interrupted check may take to print."""
 _INFO = 40
 """Seconds that each of those may take that only look around."""
-_EVERY = 30.0
-"""Seconds between lines of progress."""
 _DIMS = (16, 64, 28, 28)
 _PLACES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "CONDA_PREFIX", "VIRTUAL_ENV", "PYTORCH_MIOPEN_SUGGEST_NHWC")
 _OF_VENDORS = re.compile(
@@ -85,10 +83,9 @@ def _user() -> str:
 
 
 def collected(backend: str | None, seconds: float = SECONDS, step: Callable[[str], object] = str) -> dict[str, str]:
-    """Run what a report needs: texts by file name. ``run.json`` is there where a case was done.
+    """Run what a report needs, within `seconds`: texts by file name; ``run.json`` is there where a case was done.
 
-    `backend`: check this one alone. `seconds`: the check is interrupted where it takes longer. `step` is given each
-    command before it runs, and the time left.
+    `backend`: check this one alone. `step` is given each command before it runs, and the time that it may take.
     """
     end = time.monotonic() + seconds
     found = {"README.txt": _README, "miopen.txt": _databases(), "bench.txt": ""}
@@ -142,7 +139,8 @@ def _output(name: str, words: list[str], seconds: float, step: Callable[[str], o
     command = [sys.executable, "-m", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True) as child:
         try:
-            out = _waited(child, max(seconds, 1), lambda left: step(f"{name}, at most {left:.0f} s"))
+            step(f"{name}, at most {seconds:.0f} s")
+            out, _ = child.communicate(timeout=max(seconds, 1))
         except subprocess.TimeoutExpired:
             child.send_signal(signal.SIGINT)
             try:
@@ -155,19 +153,6 @@ def _output(name: str, words: list[str], seconds: float, step: Callable[[str], o
             os.killpg(child.pid, signal.SIGKILL)
             raise
     return out.decode(errors="replace")
-
-
-def _waited(child: subprocess.Popen[bytes], seconds: float, step: Callable[[float], object]) -> bytes:
-    """The output of a process that ends within `seconds`; `step` is given what is left of them, every half minute."""
-    end = time.monotonic() + seconds
-    while True:
-        left = end - time.monotonic()
-        step(left)
-        try:
-            return child.communicate(timeout=min(left, _EVERY))[0]
-        except subprocess.TimeoutExpired:
-            if left <= _EVERY:
-                raise
 
 
 def _environment(info: str) -> str:

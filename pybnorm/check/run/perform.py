@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,14 +27,13 @@ TIMEOUT = 120.0
 
 
 class Threads:
-    """A `pybnorm.sync.Communicator` between threads of one process, whose vectors lie on one device.
+    """A `pybnorm.sync.Communicator` between threads, whose vectors lie on one device and are copied by axpby."""
 
-    Vectors are copied by axpby, which every backend has, so that no other library is needed on a GPU.
-    """
-
-    def __init__(self, shared: Shared, rank: int, handle: _core.Handle, device: devices.Device) -> None:
-        self.rank, self.size, self.devices = rank, shared.barrier.parties, (device.device_type,)
-        self._shared, self._handle, self._device = shared, handle, device
+    def __init__(
+        self, barrier: threading.Barrier, sent: list[Any], rank: int, handle: _core.Handle, device: devices.Device
+    ) -> None:
+        self.rank, self.size, self.devices = rank, len(sent), (device.device_type,)
+        self._barrier, self._sent, self._handle, self._device = barrier, sent, handle, device
 
     def vector(self, values: Array, device_type: int, stream: int) -> Buffer:
         """A copy on the device."""
@@ -62,32 +60,22 @@ class Threads:
 
     def _exchange(self, send: Buffer, put: Callable[[int, Buffer], None]) -> None:
         self._device.synchronize()
-        self._shared.sent[self.rank] = send
-        self._shared.barrier.wait(TIMEOUT)
-        for rank, vector in enumerate(self._shared.sent):
+        self._sent[self.rank] = send
+        self._barrier.wait(TIMEOUT)
+        for rank, vector in enumerate(self._sent):
             put(rank, vector)
         self._device.synchronize()
-        self._shared.barrier.wait(TIMEOUT)
-
-
-@dataclasses.dataclass
-class Shared:
-    """State that the ranks of one group share."""
-
-    barrier: threading.Barrier
-    sent: list[Any]
+        self._barrier.wait(TIMEOUT)
 
 
 def synchronized(session: Session, problem: Problem, buffers: Mapping[str, Any]) -> None:
     """The call of `problem` on `Problem.shares` of its batch, each by a rank of its own.
 
-    y and dx are of all ranks. Statistics are those of the first rank; the others must have the same bits. dscale and
-    dbias, which each rank sums over its own data, are added up here.
-
-    Raises CallError: a rank has other statistics than the first.
+    Statistics are those of the first rank; dscale and dbias, which each rank sums over its own data, are added up here.
+    Raises CallError: the bits of a rank's statistics are not the first one's.
     """
     shares = problem.shares
-    shared = Shared(threading.Barrier(len(shares)), [None] * len(shares))
+    shared = threading.Barrier(len(shares)), [None] * len(shares)
     written = [t.name for t in calls.outputs(problem) if not t.data]
     before = {name: _values(session, buffers[name]) for name in written}
     found: list[dict[str, Array]] = [{} for _ in shares]
@@ -98,7 +86,7 @@ def synchronized(session: Session, problem: Problem, buffers: Mapping[str, Any])
             found[number] = _rank(session, problem, buffers, shared, number, before)
         except BaseException as error:
             errors.append(error)
-            shared.barrier.abort()
+            shared[0].abort()
 
     threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(len(shares))]
     for thread in threads:
@@ -129,8 +117,8 @@ def _values(session: Session, buffer: Buffer) -> Array:
 
 
 def _rank(
-    session: Session, problem: Problem, buffers: Mapping[str, Any], shared: Shared, number: int,
-    before: Mapping[str, Array],
+    session: Session, problem: Problem, buffers: Mapping[str, Any], shared: tuple[threading.Barrier, list[Any]],
+    number: int, before: Mapping[str, Array],
 ) -> dict[str, Array]:  # fmt: skip
     """Outputs of one rank beside its part of y or dx."""
     device = devices.device_for(session.device.device_type, session.device.device_id)
@@ -150,7 +138,7 @@ def _rank(
     channels = tuple(problem.dims[a] for a in kept)
     with _core.Handle(session.backend, stream=device.stream or None, known_defects="ignore") as handle:
         layer = sync.SyncBatchNorm(
-            handle, Threads(shared, number, handle, device), channels, dtype=problem.dtype, axis=axis,
+            handle, Threads(*shared, number, handle, device), channels, dtype=problem.dtype, axis=axis,
             deterministic=problem.bitwise,
         )  # fmt: skip
         name = "backward" if "dy" in given else "forward"

@@ -132,10 +132,7 @@ _WITH_EPSILON = ("sqrteps", "paired", "exact")
 def _judge_with_another_fill(
     result: CaseResult, problem: Problem, inputs: Inputs, session: Session, judge_on: Namespace | None
 ) -> None:
-    """Make the call of a mistrusted case once more on data that show what its own do not, and take that verdict too.
-
-    Where no fill shows it, the case stays mistrusted.
-    """
+    """Make the call of a mistrusted case once more on data that show what its own do not, and take that verdict too."""
     seen = max((v.status for v in result.verdicts), key=lambda s: s.severity)
     blind = blind_inputs(problem, inputs, one_pass=seen != Status.PASS)
     if not blind:  # the data show everything, but too few channels whether sums were rounded
@@ -197,9 +194,8 @@ class Neighbour:
     """Calls of another shape beside a case: what a kernel keeps from one call to the next shows in them.
 
     The first case of each operation, mode, dtype and layout that a process runs on an implementation has a neighbour.
-    It is called between the case's two equal calls, and judged: it is wrong where the kernel still has the first one's
-    state. Then it is called again and again on another thread while the second equal call runs; either is wrong
-    where both share memory. Arrays that the first call returned must be what they were. Any other case has none.
+    It is called and judged between the case's two equal calls, and then on another thread while the second one runs.
+    Arrays that the first call returned must be what they were.
     """
 
     def __init__(self, problem: Problem, session: Session) -> None:
@@ -343,18 +339,15 @@ def device_lost() -> bool:
     return any(session.lost() for session in _sessions.values())
 
 
-@functools.cache
-def _build(path: str) -> str:
-    """The digest that distinguishes a library from another build of its version."""
-    return file_digest(path)
+_build = functools.cache(file_digest)
 
 
 def run_line(opener: Callable[[str], Session], backend: str, case: str, keep: str | None = None) -> CaseResult:
     """Run the problem of a line in this process, on a session that `opener` makes for the first one.
 
-    Recorded support is checked here, on the node, because it may depend on the processor. A case that is recorded as
-    supported and is refused is FAIL; one that is recorded as repeatable, or whose plan says so, and is not,
-    NONDETERMINISTIC."""
+    Recorded support is checked here, on the node. A case that is recorded as supported and is refused is FAIL; one that
+    is recorded as repeatable, or whose plan says so, and is not, NONDETERMINISTIC.
+    """
     session = opened(opener, backend)
     problem = Problem.parse(case)
     result = run_case(problem, session, keep)

@@ -115,48 +115,31 @@ def open_session(backend: str) -> Session:
 
 def describe(backend: str, session: Session | None = None) -> BackendInfo:
     """Say which library of `backend` this process has, by an open session if there is one; never raises."""
-    if is_implementation(backend):
-        return _described(backend)
-    info = BackendInfo(backend, label=_core.search_spec(backend).label)
+    info = BackendInfo(backend, label=label_of(backend))
     try:
-        library = _core.load(backend)
-    except errors.LibraryError as error:
-        info.problem = str(error).splitlines()[0].partition(" To have one")[0]
-        info.attempts, info.override = error.attempts, override(backend)
-        info.hint = "" if info.override else _core.search_spec(backend).hint
-        return info
-    info.version, info.path = tuple(library.version), library.path
-    info.found_via, info.attempts = library.found_via, tuple(library.attempts)
-    try:
-        with contextlib.ExitStack() as own:
+        if is_implementation(backend):
+            found = implementations.load(backend)
+            info.label, info.version, info.path, kind = found.name, found.version, found.path, found.device_type
+            info.found_via, info.device = "--implementation", devices.device_for(kind).name
+        else:
+            library = _core.load(backend)
+            info.version, info.path, kind = tuple(library.version), library.path, library.device_type
+            info.found_via, info.attempts = library.found_via, tuple(library.attempts)
             opened = session or open_session(backend)
-            if session is None:
-                own.enter_context(opened.handle)
-            info.device = opened.device.name
-        info.driver = devices.driver(library.device_type)
+            with contextlib.nullcontext() if session else opened.handle:
+                info.device = opened.device.name
+        info.driver = devices.driver(kind)
     except Exception as error:
-        info.problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        if isinstance(error, errors.LibraryError) and not info.path:
+            info.problem = str(error).splitlines()[0].partition(" To have one")[0]
+            info.attempts, info.override = error.attempts, override(backend)
+            info.hint = "" if info.override else _core.search_spec(backend).hint
+        else:
+            name = "" if isinstance(error, errors.ArgumentError) else f"{type(error).__name__}: "
+            info.problem = f"{name}{error}".splitlines()[0]
         return info
     info.digest, info.variables = file_digest(info.path), variables(backend)
-    info.cpu_flags = cpu_flags() if library.device_type == CPU else []
-    return identified(info)
-
-
-def _described(backend: str) -> BackendInfo:
-    """The description of an implementation, as `describe` makes it."""
-    info = BackendInfo(backend, label=backend)
-    try:
-        found = implementations.load(backend)
-        info.label, info.version, info.path = found.name, found.version, found.path
-        info.found_via, info.digest = "--implementation", file_digest(found.path)
-        info.device = devices.device_for(found.device_type).name
-        info.driver = devices.driver(found.device_type)
-    except Exception as error:
-        kind = "" if isinstance(error, errors.ArgumentError) else f"{type(error).__name__}: "
-        info.problem = f"{kind}{error}".splitlines()[0]
-        return info
-    info.variables = variables(backend)
-    info.cpu_flags = cpu_flags() if found.device_type == CPU else []
+    info.cpu_flags = cpu_flags() if kind == CPU else []
     return identified(info)
 
 
@@ -166,10 +149,7 @@ def label_of(backend: str) -> str:
 
 
 def identified(info: BackendInfo) -> BackendInfo:
-    """`info` with its `id`: equal for two libraries unless something says that they may compute differently.
-
-    The file's path, the number of one of several equal devices and the host are not in it.
-    """
+    """`info` with its `id`, of what may change results: not of the path, the host or which of equal devices it is."""
     facts = (info.version, info.digest, info.device, info.driver, sorted(info.variables.items()), info.cpu_flags)
     mark = hashlib.blake2b(repr(facts).encode(errors="replace"), digest_size=4).hexdigest()
     return dataclasses.replace(info, id=f"{'.'.join(map(str, info.version))}-{mark}")

@@ -16,8 +16,7 @@ counts. ``blends``: alpha and beta may be other than 1 and 0.
 the device it ran on; it holds beside the other. Its ``repeatable`` lists what gave the same bits at every equal call,
 by algorithm, whether there are saved statistics, and for x of up to so many elements. Which kernel a library takes, and
 so what repeats, depends on the device, and on how the library was built: on another device, or of another ``build``
-(`pybnorm.check.run.environment.file_digest`), the record says nothing. One without ``device``, of an older release of
-this package, holds on every device, and one without ``build`` for every build::
+(the file's digest), the record says nothing. One without ``build`` holds for every build::
 
     {"operations": ["train"], "modes": ["spatial"], "dtypes": ["f32"], "layouts": ["nchw"], "algorithms": [""],
      "saved": [true, false], "elements": 32768}
@@ -71,11 +70,7 @@ def check(
     repeat: str = "",
     build: str = "",
 ) -> str:
-    """The record of a case that ended with `status` on `device`; `repeat` is as in `CaseResult`.
-
-    `NEWLY_UNSUPPORTED` is a claimed case that is UNSUPPORTED, `NO_LONGER_REPEATABLE` one that is recorded as giving the
-    same bits at every call and did not, "" a case of a version without a record.
-    """
+    """What is recorded of a case that ended with `status` and `repeat`; "" in a version without a record."""
     both = record_of(backend, version), run_of(backend, version, device, build)
     records = [record for record in both if record is not None]
     if not records:
@@ -156,9 +151,10 @@ def record_of(backend: str, version: Sequence[int]) -> dict[str, Any] | None:
 
 
 def run_of(backend: str, version: Sequence[int], device: str, build: str = "") -> dict[str, Any] | None:
-    """The record that a run of this version, build and device made; else one of no named build or device."""
-    own = {_key(r)[1:]: r for r in reversed(records(backend)) if _is_of_run(r) and r["first"] == list(version)}
-    return next((own[key] for key in ((device, build), (device, ""), ("", build), ("", "")) if key in own), None)
+    """The record that a run of this version, build and device made; else one of no named build."""
+    own = {_key(r): r for r in reversed(records(backend)) if _is_of_run(r)}
+    version = tuple(version)
+    return own.get((version, device, build)) or own.get((version, device, ""))
 
 
 def _key(record: Mapping[str, Any]) -> tuple[tuple[int, ...], str, str]:
@@ -207,13 +203,10 @@ _LARGEST = 1 << 26
 def of_run(
     results: Iterable[CaseResult], version: Sequence[int], device: str, source: str, build: str = ""
 ) -> dict[str, Any]:
-    """A record of what one version of a library did in a run on one device.
+    """A record of what one version of a library did in a run on one device: combinations of which no case was refused.
 
-    A combination is recorded if no case of it was refused; one that the run did not try is not.
-
-    `results`: of one library. Cases of another version's language are left out. `device`: its name, as
-    `pybnorm.check.judging.results.BackendInfo` has it. `source`: where the run was made. `build`: the library's digest,
-    as there. Empty: the record holds for every build of the version.
+    `results`: of one library. `device`, `build`: name and digest, as `pybnorm.check.judging.results.BackendInfo` has
+    them. `source`: where the run was made.
     """
     ran: dict[tuple[Any, ...], bool] = {}
     equal: dict[tuple[Any, ...], bool] = {}
@@ -239,7 +232,6 @@ def of_run(
         other = ran.get((*combination, rank, not blends), False)
         if runs and blends <= ran.get((*combination, rank, False), True) and (blends or not other):
             single.setdefault((*combination, blends), []).append(rank)
-    groups = [(*((part,) for part in key[:4]), tuple(sorted(ranks)), key[4]) for key, ranks in single.items()]
     same: list[tuple[Any, ...]] = [
         (*((part,) for part in key), largest[key]) for key, always in equal.items() if always
     ]
@@ -251,7 +243,7 @@ def of_run(
         **({"build": build} if build else {}),
         "source": source,
         "below": {"batch": None, "elements": reach + 1},
-        "combinations": _combinations(groups),
+        "combinations": _combinations(single),
         "repeatable": [
             {name: list(part) for name, part in zip(_KINDS, group, strict=False)} | {"elements": group[6]}
             for group in same
@@ -260,42 +252,33 @@ def of_run(
 
 
 def with_record(known: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> str:
-    """The text of a file of records with one more, in place of that of a run of the same version, device and build.
-
-    One of the version without a device, or without a build, is replaced, too.
-    """
+    """The text of a file of records with one more, in place of that of the same version, device and build, or none."""
     version, device, build = _key(record)
-    replaced = {(version, *rest) for rest in itertools.product({device, ""}, {build, ""})}
+    replaced = (version, device, build), (version, device, "")
     kept = [r for r in known if not (_is_of_run(r) and _key(r) in replaced)]
     text = json.dumps([*kept, record], indent=1)
     return re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: f"[{re.sub(chr(10) + ' *', ' ', m[1])}]", text) + "\n"
 
 
 def recorded(rows: Iterable[Mapping[str, Any]], version: Sequence[int], source: str) -> dict[str, Any]:
-    """A record of what a library on this machine says that it runs, to be reviewed.
-
-    `rows`: ``operation``, ``mode``, ``dtype``, ``layout``, ``ranks`` and ``capability``, as ``pybnorm info --json`` has
-    them. `source`: where the record was made. Combinations that differ in one list only are joined.
-    """
+    """A record, made at `source`, of what a library says that it runs, to be reviewed; `rows` as of ``info --json``."""
     single: dict[tuple[Any, ...], set[int]] = {}
     for row in rows:
         if row["capability"] and row["operation"] in ("train", "infer", "backward"):
             key = (row["operation"], row["mode"], row["dtype"], row["layout"], "BLEND" in row["capability"])
             single.setdefault(key, set()).update(row["ranks"])
-    groups = [
-        ((operation,), (mode,), (dtype,), (layout,), tuple(sorted(ranks)), blends)
-        for (operation, mode, dtype, layout, blends), ranks in single.items()
-    ]
     return {
         "first": list(version),
         "last": None,
         "source": source,
         "below": {"batch": None, "elements": 2**31 - 1},
-        "combinations": _combinations(groups),
+        "combinations": _combinations(single),
     }
 
 
-def _combinations(groups: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
+def _combinations(single: Mapping[tuple[Any, ...], Iterable[int]]) -> list[dict[str, Any]]:
+    """Combinations of words and whether they blend, with their ranks; those that differ in one list are joined."""
+    groups = [(*((part,) for part in key[:4]), tuple(sorted(ranks)), key[4]) for key, ranks in single.items()]
     names = (*_WORDS, "ranks")
     return [dict(zip(names, map(list, g), strict=False)) | {"blends": g[5]} for g in _joined(groups, 3, 2, 0, 1)]
 

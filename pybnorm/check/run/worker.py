@@ -106,7 +106,7 @@ class Worker:
         return None if process is None else process.pid
 
     def call(self, function: Callable[..., Any], *arguments: Any, timeout: float | None = None) -> Any:
-        """Call an importable function in the process, one call at a time.
+        """Call an importable function in the process, one call at a time; raises what it raised.
 
         Raises
         ------
@@ -114,8 +114,6 @@ class Worker:
             The process ended.
         TimeLimitError
             `timeout` seconds have passed; the process has been killed.
-        Exception
-            What the function raised.
         """
         message = pickle.dumps((function, arguments))
         if self._process is not None and self._process.poll() is not None:
@@ -153,12 +151,11 @@ class Worker:
 
     def run(self, problem: Problem, keep: str | None = None) -> CaseResult:
         """Run one case; `keep` as in `pybnorm.check.run.runner.run_case`."""
-        case = str(problem)
         try:
-            arguments = (self._opener, self.backend, case, keep)
-            result: CaseResult = self.call(run_line, *arguments, timeout=self.timeout)
+            call = run_line, self._opener, self.backend, str(problem), keep
+            result: CaseResult = self.call(*call, timeout=self.timeout)
         except Exception as error:
-            return failed(self.backend, case, error)
+            return failed(self.backend, str(problem), error)
         return result
 
     def kill(self) -> None:
@@ -225,10 +222,9 @@ class Worker:
 
 def failed(backend: str, case: str, error: BaseException) -> CaseResult:
     """The result of a case that raised an exception."""
-    if isinstance(error, DiedError):
-        return CaseResult(backend, case, Status.CRASHED, message=str(error))
-    if isinstance(error, TimeLimitError):
-        return CaseResult(backend, case, Status.TIMEOUT, message=str(error))
+    if isinstance(error, (DiedError, TimeLimitError)):
+        status = Status.CRASHED if isinstance(error, DiedError) else Status.TIMEOUT
+        return CaseResult(backend, case, status, message=str(error))
     # any other error kept the case from running; it is no verdict on the library
     status = Status.RESOURCE if isinstance(error, MemoryError) else Status.ERROR
     return CaseResult(backend, case, status, message=f"{type(error).__name__}: {error}")
@@ -270,16 +266,12 @@ def answered(message: bytes) -> bytes:
         function, arguments = pickle.loads(message)
         return pickle.dumps((True, function(*arguments)))
     except Exception as error:
-        return _pickled(error)
-
-
-def _pickled(error: Exception) -> bytes:
-    try:
-        message = pickle.dumps((False, error))
-        pickle.loads(message)
-    except Exception:
-        return pickle.dumps((False, RuntimeError(f"{type(error).__name__}: {error}")))
-    return message
+        try:
+            answer = pickle.dumps((False, error))
+            pickle.loads(answer)
+        except Exception:
+            return pickle.dumps((False, RuntimeError(f"{type(error).__name__}: {error}")))
+        return answer
 
 
 def _end_with_owner(lifeline: int) -> None:
