@@ -235,9 +235,9 @@ class Plugin:
     def describe(self) -> list[BackendInfo]:
         """The backends of this run."""
         names = [b for b in backends() if (b in self.asked or not self.asked) and self.wants(b)]
-        self._infos = [
-            executors.described(n, functools.partial(self.farm.describe, n), "--pybnorm-timeout") for n in names
-        ]
+        self._infos = []
+        for name in names:
+            self._infos += executors.described(name, functools.partial(self.farm.describe, name), "--pybnorm-timeout")
         return self._infos
 
     def selected(self, backend: str) -> list[Problem]:

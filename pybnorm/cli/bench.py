@@ -11,21 +11,16 @@ import click
 import pybnorm
 
 
-class _AbsentError(click.ClickException):
-    exit_code = 2
-
-
 def _benchmarks() -> click.Group:
     """The commands of the source tree that this package or the current folder belongs to."""
     for tree in (Path(pybnorm.__file__).parents[1], Path.cwd()):
         if (tree / "benchmarks" / "raw_cudnn.c").is_file():
             sys.path.insert(0, str(tree))
             try:
-                group: click.Group = importlib.import_module("benchmarks.command").bench
-                return group
+                return importlib.import_module("benchmarks.command").bench
             finally:
                 sys.path.remove(str(tree))
-    raise _AbsentError(
+    raise click.UsageError(
         "the benchmarks are not installed with pybnorm, they are in its source tree: "
         "get the source, change to its folder and run pybnorm bench there"
     )
@@ -35,7 +30,7 @@ class _Bench(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         try:
             return _benchmarks().list_commands(ctx)
-        except _AbsentError:  # the help is there everywhere
+        except click.UsageError:  # the help is there everywhere
             return []
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -86,7 +86,7 @@ _SECTIONS = {"What to run": "--backend", "How": "--jobs", "What to write": "--js
     "--backend",
     "backends",
     multiple=True,
-    shell_complete=completion.backends,
+    type=completion.Backend(),
     help="Backend to run; may be repeated. Default: all that load.",
 )
 @click.option("--library", metavar="FILE", help="The file of the one --backend's library.")
@@ -178,8 +178,7 @@ _SECTIONS = {"What to run": "--backend", "How": "--jobs", "What to write": "--js
     "--require",
     "needed",
     multiple=True,
-    metavar="BACKEND",
-    shell_complete=completion.backends,
+    type=completion.Backend(),
     help="Must run; as in PYBNORM_REQUIRE_DEVICE.",
 )
 @click.option("--require-claims", is_flag=True, help="A library without a record of version and device exits with 1.")
@@ -214,7 +213,7 @@ def check(context: click.Context, /, **options: Any) -> None:
     """
     o = SimpleNamespace(**options)
     with output.usage_errors():
-        _load_from(context, o.library, _backends(o.backends, "--backend"), o.executor)
+        _load_from(context, o.library, o.backends, o.executor)
     if o.explained is not None:
         _explain_case(context, o)
         return
@@ -226,12 +225,12 @@ def check(context: click.Context, /, **options: Any) -> None:
         if o.only_list:
             _list(problems, o.verbose)
             return
-        asked = (*_backends(o.backends, "--backend"), *_implementations(o.implementations))
+        asked = (*o.backends, *_implementations(o.implementations))
         chosen = asked or pybnorm.backends()
         for name in chosen:
             support.records(name)  # before an hour is spent
         required = {variable: _required(variable) for variable in (REQUIRE, REQUIRE_DEVICE)}
-        required[REQUIRE_DEVICE] += _backends(o.needed, "--require")
+        required[REQUIRE_DEVICE] += o.needed
         if o.resume and o.folder is None:
             raise ArgumentError("--resume", True, "with --save DIR, the folder of the interrupted run")
         if o.folder == "":
@@ -314,7 +313,7 @@ def _explain_case(context: click.Context, o: SimpleNamespace) -> None:
                 raise ArgumentError("--explain", f"beside {option.opts[-1]}", "alone, or beside " + ", ".join(_BESIDE))
         check_timeout("--timeout", o.timeout)
         line = _one_case(o.explained)
-        asked = (*_backends(o.backends, "--backend"), *_implementations(o.implementations))
+        asked = (*o.backends, *_implementations(o.implementations))
         targets = output.targets(context, "explain")
     console = output.console(stderr=o.json_target == "-")
     found: list[dict[str, Any]] = []
@@ -349,7 +348,7 @@ def _one_case(text: str) -> str:
     if text in packaged_suites():
         allowed = f"one case; this is a suite, whose cases pybnorm check --list --suite {text} prints"
         raise ArgumentError("--explain", text, allowed)
-    _named("--explain", text, [text], ())
+    _named("--explain", text)
     problems = select([text], ())
     if len(problems) > 1:
         names = " and ".join(map(str, problems[:2])) + (", ..." if len(problems) > 2 else "")
@@ -405,9 +404,9 @@ def _problems(cases: tuple[str, ...], suites: tuple[str, ...], file: str | None)
             return select(cases, suites)
         except ArgumentError:
             for case in cases:
-                _named("--case", case, [case], ())
+                _named("--case", case)
             for suite in suites:
-                _named("--suite", suite, (), [suite])
+                _named("--suite", suite)
             raise
     if suites or not cases:
         raise ArgumentError("--data", file, "with --case, which says what call the tensors are for, or alone")
@@ -417,10 +416,10 @@ def _problems(cases: tuple[str, ...], suites: tuple[str, ...], file: str | None)
     return problems
 
 
-def _named(option: str, value: str, cases: Sequence[str], suites: Sequence[str]) -> None:
+def _named(option: str, value: str) -> None:
     """Have an error name the option that it is of, and the option's value."""
     try:
-        select(cases, suites)
+        select(*(((), [value]) if option == "--suite" else ([value], ())))
     except ArgumentError as error:
         if error.value == value:
             raise ArgumentError(option, value, error.allowed) from None
@@ -445,15 +444,10 @@ def _list(problems: Sequence[Problem], verbose: bool) -> None:
 
 
 def _required(variable: str) -> tuple[str, ...]:
-    names = (name.strip() for name in os.environ.get(variable, "").split(","))
-    return _backends(tuple(filter(None, names)), variable)
-
-
-def _backends(names: tuple[str, ...], argument: str) -> tuple[str, ...]:
-    known = pybnorm.backends()
+    names = tuple(filter(None, map(str.strip, os.environ.get(variable, "").split(","))))
     for name in names:
-        if name not in known:
-            raise ArgumentError(argument, name, " | ".join(known))
+        if name not in pybnorm.backends():
+            raise ArgumentError(variable, name, " | ".join(pybnorm.backends()))
     return names
 
 

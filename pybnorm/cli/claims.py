@@ -24,7 +24,7 @@ def claims() -> None:
 
 @claims.command(short_help="Record what a run found of one backend.")
 @click.argument("run", metavar="RUN")
-@click.option("--backend", required=True, shell_complete=completion.backends, help="Whose record to make.")
+@click.option("--backend", required=True, type=completion.Backend(), help="Whose record to make.")
 @output.json_option("its text")
 @click.option("--into", "folder", metavar="DIR", help="Write it into DIR/BACKEND.json, for PYBNORM_CLAIMS=DIR.")
 @click.pass_context
@@ -38,8 +38,6 @@ def record(context: click.Context, run: str, backend: str, json_target: str | No
         if folder is not None and json_target is not None:
             raise ArgumentError("--json", "beside --into", "one of them")
         targets = output.targets(context, "claims", json=json_target if folder else json_target or "-")
-        if backend not in pybnorm.backends():
-            raise ArgumentError("--backend", backend, " | ".join(pybnorm.backends()))
         document = archive.read_run(run)
         infos = [info for info in document["backends"] if info.backend == backend and not info.problem]
         if len(infos) != 1:

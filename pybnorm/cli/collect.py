@@ -7,23 +7,18 @@ import zipfile
 
 import click
 
-import pybnorm
 from pybnorm.check.run import collection
 from pybnorm.cli import completion, output
 
 
 @click.command(short_help="Write one file for a report of a fault.")
-@click.option(
-    "--backend", type=click.Choice(pybnorm.backends()), shell_complete=completion.backends, help="This alone."
-)
+@click.option("--backend", type=completion.Backend(), help="This alone.")
 @click.option("-o", "target", metavar="FILE.zip", default="pybnorm-report.zip", show_default=True, help="The file.")
-@click.option(
-    "--seconds", type=click.FloatRange(5, 3600), default=collection.SECONDS, show_default=True, help="At most."
-)
-def collect(backend: str | None, target: str, seconds: float) -> None:
+def collect(backend: str | None, target: str) -> None:
     """Write one file for a report: libraries, devices, settings, and what the suites smoke and bugs find.
 
-    It asks for nothing and sends nothing. Names of users, their home folders and the machine's name are taken out.
+    It takes three minutes at most, asks for nothing and sends nothing. Names of users, their home folders and the
+    machine's name are taken out.
 
     \b
     Exit status:
@@ -32,7 +27,7 @@ def collect(backend: str | None, target: str, seconds: float) -> None:
     """
     if os.path.lexists(target):
         raise click.BadParameter(f"{target!r} is there already; name a file that is not", param_hint="-o")
-    found = collection.collected(backend, seconds, lambda name: click.echo(f"{name} ...", err=True))
+    found = collection.collected(backend, lambda name: click.echo(f"{name} ...", err=True))
     console = output.console()
     console.print(f"{target} holds:", markup=False, soft_wrap=True)
     for name, text in found.items():

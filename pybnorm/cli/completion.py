@@ -23,6 +23,7 @@ from pybnorm.check.language.problem import (
     OPTIONS,
     RANDOM,
 )
+from pybnorm.errors import ArgumentError
 
 _VALUES = {
     "fill": FILLS,
@@ -35,9 +36,21 @@ _VALUES = {
 """Of the options of a case that have words for values, but for the algorithms, which backends have."""
 
 
-def backends(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of backends that begin so."""
-    return _begun(pybnorm.backends(), incomplete)
+class Backend(click.ParamType):  # type: ignore[type-arg]
+    """The name of a backend."""
+
+    name = "backend"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse what is no backend, and name the one that is most like it."""
+        known = pybnorm.backends()
+        if value not in known:
+            raise click.UsageError(str(ArgumentError(param.opts[-1] if param else "", value, " | ".join(known))))
+        return value
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Names of backends that begin so."""
+        return _begun(pybnorm.backends(), incomplete)
 
 
 def suites(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -36,11 +36,7 @@ _FOLDED = 80
 @click.command(short_help="List the libraries of this machine.")
 @output.json_option("the text")
 @click.option(
-    "--claims",
-    "as_claims",
-    metavar="BACKEND",
-    shell_complete=completion.backends,
-    help="Print a support record of BACKEND, to be reviewed.",
+    "--claims", "as_claims", type=completion.Backend(), help="Print a support record of BACKEND, to be reviewed."
 )
 @click.option(
     "--timeout", type=float, default=60.0, show_default=True, help="Seconds that a library may take to load and answer."
@@ -93,7 +89,7 @@ def _asked(workers: list[Worker], console: Console) -> tuple[list[BackendInfo], 
 
 def _ask(worker: Worker) -> tuple[BackendInfo, list[dict[str, Any]]]:
     with worker:
-        item = executors.described(worker.backend, worker.describe)
+        (item,) = executors.described(worker.backend, lambda: [worker.describe()])
         rows = worker.call(_abilities, worker.backend, timeout=worker.timeout) if item.loaded else []
     return item, rows
 
@@ -101,8 +97,6 @@ def _ask(worker: Worker) -> tuple[BackendInfo, list[dict[str, Any]]]:
 def _print_claims(backend: str, timeout: float) -> None:
     from pybnorm.check.run import support
 
-    if backend not in pybnorm.backends():
-        raise click.UsageError(str(ArgumentError("--claims", backend, " | ".join(pybnorm.backends()))))
     item, rows = _ask(Worker(backend, timeout=timeout))
     if not item.loaded:
         raise click.ClickException(f"{backend}: {item.problem}")

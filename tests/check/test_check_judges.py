@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 import pytest
-from simulated import Kernels, array_of, session
+from simulated import Kernels, array_of
 from tables import spread, table
 
 from pybnorm import devices
@@ -23,24 +23,19 @@ from pybnorm.reference.namespaces import Foreign
 
 LINES = [
     "train,spatial,f32,nchw,4x8x7x16,fill=exact",
-    "train,spatial,f64,nchw,9x3x5x5,fill=exact",
     "train,peract,bf16,nchw,300x3x7,fill=randn",
     "backward,spatial,f16,nhwc,3x8x15x17,fill=exact",
-    "backward,spatial,f32,nchw,16x8x8x8,fill=randn",
     "backward,spatial,f32,nhwc,16x8x8x9,fill=ramp,beta=0.5",
     "train,spatial,f32,nchw,16x8x8x8,fill=paired",
     "infer,spatial,f64,nchw,3x8x26x16,fill=sparse",
     "backward,peract,bf16,nchw,16x8x8x8,fill=sqrteps,beta=1,saved=0",
     "train,spatial,f32,nchw,4x8x5x16,fill=range",
     "train,spatial,f16,nchw,4x8x5x16,fill=special",
-    "backward,spatial,f32,nchw,4x8x5x16,fill=special,seed=3",
     "infer,spatial,f32,nchw,4x8x5x16,fill=special",
-    "train,spatial,f32,nchw,4x8x5x16,fill=relu",
     "backward,spatial,f16,nchw,4x8x5x16,fill=image",
     "train,spatial,f16,nchw,4x8x5x16,fill=constant",
     "train,spatial,f16,strides=5280x600x90x3,4x8x5x16,fill=level",
     "train,spatial,f32,nchw,16x6x5x7,fill=randn,activation=relu,residual=1",
-    "train,spatial,bf16,nhwc,16x6x5x7,fill=exact,activation=clipped_relu",
     "infer,peract,f32,nchw,16x6x5x7,fill=randn,activation=clamp,low=-1,high=0.25,beta=0.5",
     "backward,spatial,f32,nchw,16x6x5x7,fill=randn,activation=relu,alpha=2",
     "backward,spatial,f16,nhwc,16x6x5x7,fill=exact,activation=relu,residual=1",
@@ -51,7 +46,6 @@ LINES = [
     "backward_reduce,spatial,f64,nchw,8x6x5x7,fill=ramp,sign=negative",
     "backward_elemt,spatial,bf16,nchw,8x6x5x7,fill=randn,beta=0.5",
     "elemt,spatial,f32,nhwc,8x6x5x7,fill=special,seed=2",
-    "backward_elemt,spatial,f32,nchw,8x6x5x7,fill=special,seed=3",
     "gather_stats,spatial,f32,nchw,4x33,fill=randn",
     "gather_stats,spatial,f64,nchw,9x6,fill=exact,running=0",
     "sync_train,spatial,f32,nchw,8x6x5x7,fill=randn,ranks=4",
@@ -194,23 +188,12 @@ def judged_there(space, need_device, monkeypatch):
     return space
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "train,spatial,f32,nchw,8x3x4x4",
-        "backward,spatial,bf16,nhwc,8x3x4x4,fill=randn,misalign=1",
-        "infer,spatial,f16,strides=300x90x18x3,2x3x4x5,fill=randn,beta=1",
-        "train,peract,f64,nchw,9x3x4x4,fill=randn,repeats=3",
-    ],
-)
-def test_a_case_is_run_and_judged_there(line, judged_there):
-    result = run_case(Problem.parse(line), session())
-    assert (result.status, result.message, result.judge) == (Status.PASS, "", judged_there.name)
-
-
 @table(
     "line",
     [
+        "train,spatial,f32,nchw,8x3x4x4,repeats=3",
+        "backward,spatial,bf16,nhwc,8x3x4x4,fill=randn,misalign=1",
+        "infer,spatial,f16,strides=300x90x18x3,2x3x4x5,fill=randn",
         "train,spatial,f32,nchw,8x6x5x7,fill=randn,activation=relu,residual=1",
         "backward,spatial,bf16,nhwc,8x6x5x7,fill=randn,activation=relu",
         "infer,spatial,f32,nchw,8x6x5x7,fill=randn,inverse=1,beta=0.5",

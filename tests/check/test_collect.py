@@ -21,9 +21,10 @@ from pybnorm.errors import ArgumentError
 def test_one_file_has_what_a_report_needs(tmp_path, load_library, monkeypatch):
     load_library("onednn")
     monkeypatch.setattr(collection, "_LAST", 1)
+    monkeypatch.setattr(collection, "SECONDS", 60)
     monkeypatch.setenv("LD_LIBRARY_PATH", "/somewhere")
     file = tmp_path / "report.zip"
-    done = CliRunner().invoke(main, ["collect", "--backend", "onednn", "--seconds", "60", "-o", str(file)])
+    done = CliRunner().invoke(main, ["collect", "--backend", "onednn", "-o", str(file)])
     assert done.exit_code == 0, done.output
     with zipfile.ZipFile(file) as found:
         texts = {name: found.read(name).decode() for name in found.namelist()}

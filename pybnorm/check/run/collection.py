@@ -82,12 +82,12 @@ def _user() -> str:
     return "" if name == "root" else name
 
 
-def collected(backend: str | None, seconds: float = SECONDS, step: Callable[[str], object] = str) -> dict[str, str]:
-    """Run what a report needs, within `seconds`: texts by file name; ``run.json`` is there where a case was done.
+def collected(backend: str | None, step: Callable[[str], object]) -> dict[str, str]:
+    """Run what a report needs, within `SECONDS`: texts by file name; ``run.json`` is there where a case was done.
 
     `backend`: check this one alone. `step` is given each command before it runs, and the time that it may take.
     """
-    end = time.monotonic() + seconds
+    end = time.monotonic() + SECONDS
     found = {"README.txt": _README, "miopen.txt": _databases(), "bench.txt": ""}
     ask = functools.partial(_output, step=step)
     with tempfile.TemporaryDirectory() as folder:

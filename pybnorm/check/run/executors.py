@@ -40,14 +40,14 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
-from pybnorm import __version__, devices
+from pybnorm import __version__, _core, devices
 from pybnorm._arrays import CPU, CUDA
 from pybnorm.check.judging import known_defects
 from pybnorm.check.judging.results import BackendInfo, CaseResult, LostNode, is_implementation
 from pybnorm.check.language.problem import Problem
-from pybnorm.check.run import environment, support
+from pybnorm.check.run import environment, implementations, support
 from pybnorm.check.run.runner import run_recorded
-from pybnorm.check.run.session import Session, describe, device_type, identified, label_of, open_session, override
+from pybnorm.check.run.session import Session, describe, identified, label_of, open_session, override
 from pybnorm.check.run.worker import TimeLimitError, Worker, failed
 from pybnorm.errors import ArgumentError
 
@@ -63,7 +63,7 @@ _TRIES = 3
 _THREADS = "OMP_NUM_THREADS"
 
 
-def described(backend: str, describe: Callable[[], BackendInfo], option: str = "--timeout") -> BackendInfo:
+def described(backend: str, describe: Callable[[], list[BackendInfo]], option: str = "--timeout") -> list[BackendInfo]:
     """The answer of `describe`, or that the process died or took longer than `option` says."""
     try:
         return describe()
@@ -74,7 +74,7 @@ def described(backend: str, describe: Callable[[], BackendInfo], option: str = "
             what = "the process did not answer in time"
         named = override(backend)
         attempts = ((named, os.environ[named], what),) if named else ()
-        return BackendInfo(backend, label=label_of(backend), problem=problem, attempts=attempts, override=named)
+        return [BackendInfo(backend, label=label_of(backend), problem=problem, attempts=attempts, override=named)]
 
 
 class Farm:
@@ -85,13 +85,9 @@ class Farm:
         """Nodes that were taken out."""
         return []
 
-    def describe(self, backend: str) -> BackendInfo:
-        """The library of `backend` there. Raises what the loading library does to its process."""
-        return describe(backend)
-
-    def others(self, backend: str) -> list[BackendInfo]:
-        """Libraries of `backend` on nodes that differ from those of `describe`, which comes first."""
-        return []
+    def describe(self, backend: str) -> list[BackendInfo]:
+        """The libraries of `backend` there that differ. Raises what a loading library does to its process."""
+        return [describe(backend)]
 
     def executor(self, backend: str, cases: int) -> Executor:
         """An executor of up to `cases` calls at a time on `backend`; here on one thread, whose device is current."""
@@ -219,7 +215,7 @@ class _Local(Farm):
         self._jobs, self._timeout, self._share = jobs, timeout, share
         self._places: dict[str, tuple[int, int]] = {}
 
-    def describe(self, backend: str) -> BackendInfo:
+    def describe(self, backend: str) -> list[BackendInfo]:
         with Worker(backend, timeout=self._timeout) as worker:
             info = worker.describe()
             if not info.problem:
@@ -227,7 +223,7 @@ class _Local(Farm):
         if backend in self._places:
             known = os.environ | self._variables(backend)[0]
             info = identified(dataclasses.replace(info, variables=environment.variables(backend, known)))
-        return info
+        return [info]
 
     def _variables(self, backend: str) -> list[dict[str, str]]:
         if self._share is None:
@@ -247,8 +243,8 @@ def cores() -> int:
 
 def place(backend: str) -> tuple[int, int]:
     """(DLPack device type, number of devices) of a backend; its library must be loadable in this process."""
-    kind = device_type(backend)
-    return kind, devices.device_count(kind)
+    found: Any = implementations.load(backend) if is_implementation(backend) else _core.load(backend)
+    return found.device_type, devices.device_count(found.device_type)
 
 
 def environments(kind: int, count: int, jobs: int | None = None) -> list[dict[str, str]]:
@@ -283,7 +279,6 @@ class _Cluster(Farm):
         """By address: name, host, and number among the workers of its host that were given the same devices."""
         self._able: dict[str, dict[str, dict[str, str]]] = {}
         """By backend and address, the variables of the process that holds the library."""
-        self._entries: dict[str, list[BackendInfo]] = {}
         self._unable: list[LostNode] = []
         self._threads: dict[str, int] = client.nthreads()
         places: Counter[tuple[str, str]] = Counter()
@@ -332,7 +327,7 @@ class _Cluster(Farm):
             for address, f in futures.items()
         }
 
-    def describe(self, backend: str) -> BackendInfo:
+    def describe(self, backend: str) -> list[BackendInfo]:
         arguments = {address: (backend, self._timeout, number) for address, (_, _, number) in self._nodes.items()}
         entries: dict[str, BackendInfo] = {}
         bad: list[Any] = []
@@ -346,17 +341,13 @@ class _Cluster(Farm):
             else:
                 able[address] = variables
                 entries.setdefault(info.id, info)
-        self._entries[backend] = list(entries.values())
         if entries:
             self._unable += unable
-            return self._entries[backend][0]
+            return list(entries.values())
         first = next((b for b in bad if isinstance(b, BackendInfo)), *bad[:1])
         if isinstance(first, BackendInfo):
-            return first
+            return [first]
         raise first or NotRunError("no node is left: " + "; ".join(f"{n.node}: {n.reason}" for n in self._unable))
-
-    def others(self, backend: str) -> list[BackendInfo]:
-        return self._entries.get(backend, [])[1:]
 
     def executor(self, backend: str, cases: int) -> Executor:
         able = self._able.get(backend, {address: {} for address in self._nodes})

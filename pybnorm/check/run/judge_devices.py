@@ -27,16 +27,11 @@ LEAST = 1 << 20
 """Elements of x from which a GPU is quicker."""
 
 
-def _named() -> str:
+def check(here: bool) -> None:
+    """Raise before a run for what would make an error of each case; `here`: cases run on this machine."""
     word = os.environ.get(VARIABLE, "")
     if word and word not in namespaces.NAMES:
         raise ArgumentError(VARIABLE, word, " | ".join(namespaces.NAMES))
-    return word
-
-
-def check(here: bool) -> None:
-    """Raise before a run for what would make an error of each case; `here`: cases run on this machine."""
-    word = _named()
     if word and here and importlib.util.find_spec(word) is None:
         raise ArgumentError(VARIABLE, word, f"a judge whose package is installed: {word} is not")
 
@@ -58,7 +53,8 @@ def instead(results: Iterable[CaseResult]) -> list[str]:
 
 def chosen(problem: Problem, device: Any) -> Namespace | None:
     """The judge of `problem` on `device`; None: NumPy. Raises where the variable names none that can be imported."""
-    word = _named()
+    check(here=False)
+    word = os.environ.get(VARIABLE, "")
     if word == "numpy" or reason(problem):
         return None
     if word:

@@ -323,7 +323,6 @@ def classify(error: BaseException) -> Status:
 
 
 _sessions: dict[tuple[Callable[[str], Session], str], Session] = {}  # of this process
-_described: dict[tuple[Callable[[str], Session], str], BackendInfo | None] = {}
 
 
 def opened(opener: Callable[[str], Session], backend: str) -> Session:
@@ -376,13 +375,17 @@ def run_recorded(
     for verdict in result.verdicts:
         if verdict.status == Status.PASS:
             del verdict.worst[1:]  # worst points would be nine tenths of a good run's size
-    key = opener, backend
-    if key not in _described:
-        real = is_implementation(backend) or getattr(_sessions[key].handle, "library", None) is not None
-        _described[key] = describe(backend, _sessions[key]) if real else None
-    info = _described[key]
+    info = _described(opener, backend)
     result.library = info.id if info else ""
     return result, info
+
+
+@functools.cache
+def _described(opener: Callable[[str], Session], backend: str) -> BackendInfo | None:
+    """The library of the session that `opener` made; None for simulated kernels."""
+    session = opened(opener, backend)
+    real = is_implementation(backend) or getattr(session.handle, "library", None) is not None
+    return describe(backend, session) if real else None
 
 
 @functools.cache

@@ -155,13 +155,6 @@ def identified(info: BackendInfo) -> BackendInfo:
     return dataclasses.replace(info, id=f"{'.'.join(map(str, info.version))}-{mark}")
 
 
-def device_type(backend: str) -> int:
-    """DLPack device type of the memory that the library of `backend` computes in."""
-    if is_implementation(backend):
-        return implementations.load(backend).device_type
-    return _core.load(backend).device_type
-
-
 def override(backend: str) -> str:
     """The environment variable that names `backend`'s library, if it is set; no other place is searched then."""
     if is_implementation(backend):

@@ -27,8 +27,8 @@ class _NotSavedError(Exception):
 class WholeRun:
     """Every case on every backend that can run; the results in the order of the cases.
 
-    The journal gets every result, and has those of the run that is resumed. `same`: refuse nodes that differ. `ends`:
-    whether the run ends after a result.
+    `journal` gets every result, and has those of the run that is resumed. `same`: refuse nodes that differ. `ends`
+    tells whether the run ends after a result.
     """
 
     def __init__(
@@ -49,9 +49,8 @@ class WholeRun:
     @property
     def results(self) -> list[CaseResult]:
         """Every result, in the order of the libraries and cases; what the journal has is one."""
-        known = ({} if self._journal is None or not self.begun else self._journal.finished()) | self._finished
         keys = [(info.backend, str(p)) for info in self._usable() for p in self._problems]
-        return [known[key] for key in keys if key in known]
+        return [self._finished[key] for key in keys if key in self._finished]
 
     @property
     def interrupted(self) -> bool:
@@ -80,22 +79,19 @@ class WholeRun:
         """Find the libraries of `backends`. An interrupt breaks it off."""
         try:
             for name in backends:
-                self.found.append(executors.described(name, functools.partial(self._farm.describe, name)))
-                self.found += self._farm.others(name)
+                self.found += executors.described(name, functools.partial(self._farm.describe, name))
             self._check_same()
         except KeyboardInterrupt:
             self._asked = True
 
     def run(self, problems: Sequence[Problem], progress: Callable[[str, int, int], object]) -> None:
-        """Run `problems` on the libraries that were found, unless an interrupt has ended the run.
-
-        `progress` is called with a backend, the number of finished cases and that of all cases.
-        """
+        """Run `problems` on the libraries that were found; `progress` gets a backend, cases finished and all cases."""
         if self._asked:
             return
         try:
             if self._journal is not None:
                 self._write(self._journal.begin, self.found)
+                self._finished = self._journal.finished()
                 self._add(self._journal.libraries())
             self._problems, self.begun = problems, True
             usable = self._usable()

@@ -1,14 +1,14 @@
 """Faults that only a whole call shows: of memory, of a second call, of values that are not finite.
 
-Each is put into the simulated two-pass kernel (`pybnorm.check.selftest.simulated`) and must be FAIL, or what is named,
-in every case that is listed for it; the kernel without it must pass the same case, or be WARN where an infinity is open
-to formulas.
+Each is put into the simulated two-pass kernel and must be FAIL, or what is named, in every case that is listed for it;
+the kernel without it must pass the same case, or be WARN where an infinity is open to formulas.
 """
 
 from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -43,19 +43,13 @@ class Faulty(Kernels):
 
     def __init__(self, change: Change | None) -> None:
         super().__init__()
-        self.change, self.calls = change, 0
+        self.change, self.calls = change or _none, 0
 
     def through(self, call: Callable[..., None], named: dict[str, Any]) -> None:
         """Call through the fault."""
-
-        def right() -> None:
-            call(**named)
-
+        buffers = {n: b for n, b in named.items() if isinstance(b, Buffer)}
         with np.errstate(all="ignore"):
-            if self.change is None:
-                right()
-            else:
-                self.change({n: b for n, b in named.items() if isinstance(b, Buffer)}, right, self.calls)
+            self.change(buffers, functools.partial(call, **named), self.calls)
         self.calls += 1
 
     def forward_training(self, **named: Any) -> None:  # type: ignore[override]  # noqa: D102
@@ -75,6 +69,10 @@ def _beside(buffer: Buffer, elements: int) -> Array:
     offset = (span - 1 + elements if elements > 0 else elements) * values.dtype.itemsize
     memory: Any = (ctypes.c_char * values.dtype.itemsize).from_address(buffer.pointer + offset)
     return np.ndarray((1,), values.dtype, buffer=memory)
+
+
+def _none(buffers: dict[str, Buffer], right: Call, before: int) -> None:
+    right()
 
 
 def _result(buffers: dict[str, Buffer]) -> Array:
@@ -109,9 +107,8 @@ def reads_gap(buffers: dict[str, Buffer], right: Call, before: int) -> None:
     """Adds what lies in a gap of x to one element of the result."""
     right()
     x, out = buffers["x"], _result(buffers)
-    span = _arguments.span(x.dims, x.strides)
-    memory: Any = (ctypes.c_char * (span * out.dtype.itemsize)).from_address(x.pointer)
-    out.flat[0] = out.flat[0] + np.ndarray(span, out.dtype, buffer=memory)[x.strides[0] - 1]
+    memory: Any = (ctypes.c_char * out.itemsize).from_address(x.pointer + (x.strides[0] - 1) * out.itemsize)
+    _add(out, np.ndarray((), out.dtype, buffer=memory)[()])
 
 
 def writes(name: str, elements: int) -> Change:

@@ -8,7 +8,7 @@ test bench: `pybnorm.check.selftest.detection` and the tests run cases on them.
 from __future__ import annotations
 
 import ctypes
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -18,8 +18,6 @@ from pybnorm.check.language.data import numpy_dtype
 from pybnorm.check.run.session import Session
 from pybnorm.enums import DataType, Mode
 from pybnorm.reference.namespaces import Array
-
-_Part: TypeAlias = tuple[Array, Array, int]  # mean, sum of squared deviations, count
 
 STYLES = ("two_pass", "sequential", "welford", "folded", "one_pass")
 """Correct ways to compute; the last is correct as far as its cancellation lets it be."""
@@ -126,27 +124,20 @@ class Kernels:
         if self.bug == "dropped element":
             x = x[:, :-1]
         chains = LANES if x.shape[1] >= CHUNK else 1
-        parts = [x[:, i::chains] for i in range(chains)]
-        length = min(part.shape[1] for part in parts)
-        lanes = np.stack([part[:, :length] for part in parts], axis=1)
-        mean, second = np.zeros(lanes.shape[:2], x.dtype), np.zeros(lanes.shape[:2], x.dtype)
+        length, rest = divmod(x.shape[1], chains)
+        lanes = x[:, : length * chains].reshape(len(x), length, chains)
+        mean, second = np.zeros_like(lanes[:, 0]), np.zeros_like(lanes[:, 0])
         for i in range(length):
-            delta = lanes[:, :, i] - mean
+            delta = lanes[:, i] - mean
             mean = mean + delta / work(i + 1)
-            second = second + delta * (lanes[:, :, i] - mean)
-        merged = mean[:, :1], second[:, :1], length
-        for i in range(1, chains):
-            merged = self._merge(merged, (mean[:, i : i + 1], second[:, i : i + 1], length))
-        for part in parts:
-            for i in range(length, part.shape[1]):
-                merged = self._merge(merged, (part[:, i : i + 1], np.zeros_like(part[:, :1]), 1))
-        return merged[0], merged[1] / work(count)
-
-    def _merge(self, one: _Part, other: _Part) -> _Part:
-        (mean, squares, count), (other_mean, other_squares, other_count) = one, other
-        work, total, delta = mean.dtype.type, count + other_count, other_mean - mean
-        share = work(other_count) / work(total)
-        return mean + delta * share, squares + other_squares + delta * delta * (work(count) * share), total
+            second = second + delta * (lanes[:, i] - mean)
+        means, squares = np.hstack([mean, x[:, length * chains :]]), np.pad(second, ((0, 0), (0, rest)))
+        total, sizes = (means[:, :1], squares[:, :1]), [length] * chains + [1] * rest
+        for i in range(1, len(sizes)):
+            before, delta = work(sum(sizes[:i])), means[:, i : i + 1] - total[0]
+            share = work(sizes[i]) / (before + work(sizes[i]))
+            total = total[0] + delta * share, total[1] + squares[:, i : i + 1] + delta * delta * (before * share)
+        return total[0], total[1] / work(count)
 
     def statistics(self, x: Array, short: np.dtype[Any]) -> tuple[Array, Array]:
         """Mean and biased variance of (statistics, m)."""

@@ -38,6 +38,11 @@ def _after(**changes: Change) -> Kernel:
     return Kernel(after={name.replace("__", " "): change for name, change in changes.items()})
 
 
+def _each(change: Change, *names: str) -> Kernel:
+    """The same change of several values; without names, of what is stored of y and dx."""
+    return Kernel(after=dict.fromkeys(names or ("stored y", "stored dx"), change))
+
+
 def _without(a: Array, places: Any) -> Array:
     a = a.copy()
     a[:, places] = 0
@@ -195,10 +200,6 @@ def _in_16_bits(a: Array) -> Array:
     return total.astype(f32)
 
 
-def _other_limit(high: f32, rows: Rows, toward: float) -> f32:
-    return np.nextafter(high, f32(toward))
-
-
 def _limits(rows: Rows) -> tuple[float, float]:
     return activations.limits(rows.problem)
 
@@ -228,6 +229,7 @@ def _passing(value: Array, rows: Rows) -> Array:
 
 
 _one = f32(1)
+_OFF = ("1e-4", "1e-5", "2e-6")
 BUGS: dict[str, Kernel] = {
     # elements of every sum
     "last element dropped": _reads(lambda a: a[:, :-1]),
@@ -239,14 +241,8 @@ BUGS: dict[str, Kernel] = {
     "last element read from beside it": _reads(lambda a: _from(a, -1, -2)),
     "first element read from beside it": _reads(lambda a: _from(a, 0, 1)),
     "an element in the middle read from beside it": _reads(lambda a: _from(a, a.shape[1] // 3, a.shape[1] // 3 + 1)),
-    "last 2 elements dropped": _reads(lambda a: a[:, :-2]),
-    "last 3 elements dropped": _reads(lambda a: a[:, :-3]),
-    "last 4 elements dropped": _reads(lambda a: a[:, :-4]),
-    "last 7 elements dropped": _reads(lambda a: a[:, :-7]),
-    "last 16 elements dropped": _reads(lambda a: a[:, :-16]),
-    "last 32 elements dropped": _reads(lambda a: a[:, :-32]),
-    "last 2 elements twice": _reads(lambda a: _twice(a, slice(-2, None))),
-    "last 16 elements twice": _reads(lambda a: _twice(a, slice(-16, None))),
+    **{f"last {n} elements dropped": _reads(lambda a, n=n: a[:, :-n]) for n in (2, 3, 4, 7, 16, 32)},
+    **{f"last {n} elements twice": _reads(lambda a, n=n: _twice(a, slice(-n, None))) for n in (2, 16)},
     "every 16th element dropped": _reads(lambda a: _without(a, slice(0, None, 16))),
     "last quarter read with a stride of 2": _reads(
         lambda a: np.concatenate([a[:, : -(a.shape[1] // 4)], np.repeat(a[:, -(a.shape[1] // 4) :: 2], 2, axis=1)], 1)
@@ -284,17 +280,11 @@ BUGS: dict[str, Kernel] = {
     "x of pairs exchanged in dscale": _after(x__of__dscale=_in_pairs),
     "dy of the last element from beside it": _reads(lambda a: _from(a, -1, -2), "dbias"),
     # channels
-    "statistics of two channels swapped": _after(
-        mean=lambda v, r: _put(v, [0, 1], v[[1, 0]]), inverse=lambda v, r: _put(v, [0, 1], v[[1, 0]])
-    ),
+    "statistics of two channels swapped": _each(lambda v, r: _put(v, [0, 1], v[[1, 0]]), "mean", "inverse"),
     "last channel has its neighbour's mean": _after(mean=lambda v, r: _put(v, -1, v[-2])),
-    "last channel has its neighbour's inverse": _after(
-        inverse=lambda v, r: _put(v, -1, v[-2]), given=lambda v, r: _put(v, -1, v[-2])
-    ),
-    "last channel has its neighbour's dscale and dbias": _after(
-        dscale=lambda v, r: _put(v, -1, v[-2]), dbias=lambda v, r: _put(v, -1, v[-2])
-    ),
-    "dscale and dbias of two channels averaged": _after(dscale=_averaged, dbias=_averaged),
+    "last channel has its neighbour's inverse": _each(lambda v, r: _put(v, -1, v[-2]), "inverse", "given"),
+    "last channel has its neighbour's dscale and dbias": _each(lambda v, r: _put(v, -1, v[-2]), "dscale", "dbias"),
+    "dscale and dbias of two channels averaged": _each(_averaged, "dscale", "dbias"),
     "means shifted by one channel": _after(mean=lambda v, r: np.roll(v, 1, axis=0)),
     "first channel's scale for all": _after(scale=lambda v, r: v * 0 + v[:1]),
     "first channel's bias for all": _after(bias=lambda v, r: v * 0 + v[:1]),
@@ -307,7 +297,7 @@ BUGS: dict[str, Kernel] = {
     "m / (m - 1) applied twice": _after(unbiased=lambda v, r: v * _m(r) / (_m(r) - _one)),
     "mean over m - 1": _after(mean=lambda v, r: v * _m(r) / (_m(r) - _one)),
     "mean over m + 1": _after(mean=lambda v, r: v * _m(r) / (_m(r) + _one)),
-    "averages over m less a block": _after(mean=_less_a_block, centre=_less_a_block, slope=_less_a_block),
+    "averages over m less a block": _each(_less_a_block, "mean", "centre", "slope"),
     "inverse by one step of Newton's": _after(of__variance=_one_step),
     "variance over m + 1": _after(variance=lambda v, r: v * _m(r) / (_m(r) + _one)),
     "variance saved in place of its inverse root": _after(
@@ -354,24 +344,20 @@ BUGS: dict[str, Kernel] = {
     "mean through float16": _after(mean=_through(np.float16)),
     "variance through bfloat16": _after(variance=_through(bf16)),
     "inverse through float16": _after(inverse=_through(np.float16)),
-    "rsqrt off by 1e-4": _after(inverse=lambda v, r: v * f32(1 + 1e-4)),
-    "rsqrt off by 1e-5": _after(inverse=lambda v, r: v * f32(1 + 1e-5)),
-    "rsqrt off by 2e-6": _after(inverse=lambda v, r: v * f32(1 + 2e-6)),
-    "1/m off by 1e-4": _after(mean=lambda v, r: v * f32(1 + 1e-4), centre=lambda v, r: v * f32(1 + 1e-4)),
-    "results through bfloat16": _after(y=_through(bf16), dx=_through(bf16)),
-    "results of 17 bits": _after(y=_of_17_bits, dx=_of_17_bits),
-    "last quarter of the results 5e-6 too large": _after(y=_last_quarter, dx=_last_quarter),
-    "sums of dx alone through bfloat16": _after(centre=_through(bf16), slope=_through(bf16)),
-    "dscale and dbias through bfloat16": _after(dscale=_through(bf16), dbias=_through(bf16)),
+    **{f"rsqrt off by {by}": _after(inverse=lambda v, r, by=by: v * f32(1 + float(by))) for by in _OFF},
+    "1/m off by 1e-4": _each(lambda v, r: v * f32(1 + 1e-4), "mean", "centre"),
+    "results through bfloat16": _each(_through(bf16), "y", "dx"),
+    "results of 17 bits": _each(_of_17_bits, "y", "dx"),
+    "last quarter of the results 5e-6 too large": _each(_last_quarter, "y", "dx"),
+    "sums of dx alone through bfloat16": _each(_through(bf16), "centre", "slope"),
+    "dscale and dbias through bfloat16": _each(_through(bf16), "dscale", "dbias"),
     "saved mean through float16": _after(stored__saved_mean=_through(np.float16)),
     "saved inverse through bfloat16": _after(stored__saved_inv_variance=_through(bf16)),
     # backward
     "dx without mean(dy)": _after(centre=lambda v, r: v * 0),
     "dx without projection": _after(slope=lambda v, r: v * 0),
     "dx with sums not divided by m": _after(slope=lambda v, r: v * _m(r)),
-    "dx with m - 1": _after(
-        slope=lambda v, r: v * _m(r) / (_m(r) - _one), centre=lambda v, r: v * _m(r) / (_m(r) - _one)
-    ),
+    "dx with m - 1": _each(lambda v, r: v * _m(r) / (_m(r) - _one), "slope", "centre"),
     "dscale of y in place of x-hat": _after(
         x__of__dscale=lambda a, r: a * r.parameters["scale"] + r.parameters["bias"] if r.problem.composed == "" else a
     ),
@@ -386,7 +372,7 @@ BUGS: dict[str, Kernel] = {
     "gradient of the other pass": Kernel(after={"other gradient": lambda v, r: v}),
     "given statistics shifted by one channel": _after(given=lambda v, r: np.roll(v, 1, axis=0)),
     "variance taken for its inverse root": _after(given=lambda v, r: _one / (v * v) - f32(r.problem.epsilon)),
-    "sums averaged": _after(total=lambda v, r: v / _m(r), moment=lambda v, r: v / _m(r)),
+    "sums averaged": _each(lambda v, r: v / _m(r), "total", "moment"),
     "sum_dy_xmu times the inverse": _after(moment=lambda v, r: v * r.parameters["saved_inv_variance"]),
     "sum_dy_xmu without the mean": _after(
         x__of__dscale=lambda a, r: a + r.parameters["saved_mean"] if r.problem.composed == "backward_reduce" else a
@@ -394,10 +380,7 @@ BUGS: dict[str, Kernel] = {
     "own count in place of all ranks'": _after(count=lambda n, r: _own_count(r)),
     "sums taken for averages": _after(count=lambda n, r: 1),
     "own sums in place of all ranks'": _after(
-        sums=lambda v, r: (
-            pairwise(r.dy),
-            pairwise(r.dy * (r.x - r.parameters["saved_mean"])),
-        )
+        sums=lambda v, r: (pairwise(r.dy), pairwise(r.dy * (r.x - r.parameters["saved_mean"])))
     ),
     "sums of dy and dy x swapped": _after(sums=lambda v, r: v[::-1]),
     "inverse once where its square is right": _after(second=lambda v, r: v * 0 + _one),
@@ -407,8 +390,8 @@ BUGS: dict[str, Kernel] = {
     "variance within the ranks left out": _after(within=lambda v, r: v * 0),
     # activations
     "ReLU with a slope": _after(activation=_sloped),
-    "upper limit a number too high": _after(high=lambda v, r: _other_limit(v, r, np.inf)),
-    "upper limit a number too low": _after(high=lambda v, r: _other_limit(v, r, 0)),
+    "upper limit a number too high": _after(high=lambda v, r: np.nextafter(v, f32(np.inf))),
+    "upper limit a number too low": _after(high=lambda v, r: np.nextafter(v, f32(0))),
     "upper limit ignored": _after(high=lambda v, r: f32(np.inf)),
     "lower limit taken for 0": _after(low=lambda v, r: f32(0)),
     "activation before the residual": _after(activation=_early),
@@ -449,35 +432,19 @@ BUGS: dict[str, Kernel] = {
     "dscale and dbias averaged over the ranks": _after(kept=lambda v, r: v / f32(v.shape[2])),
     "dscale and dbias of the first rank alone": _after(kept=lambda v, r: v[..., :1]),
     # elements of a result
-    "last element not written": _after(
-        stored__y=lambda v, r: _put(v, (-1, -1), np.nan), stored__dx=lambda v, r: _put(v, (-1, -1), np.nan)
-    ),
-    "last element of each channel 0": _after(
-        stored__y=lambda v, r: _put(v, (slice(None), -1), 0), stored__dx=lambda v, r: _put(v, (slice(None), -1), 0)
-    ),
-    "an element from beside it": _after(
-        stored__y=lambda v, r: _from(v, v.shape[1] // 3, v.shape[1] // 3 + 1),
-        stored__dx=lambda v, r: _from(v, v.shape[1] // 3, v.shape[1] // 3 + 1),
-    ),
-    "two neighbours swapped in the result": _after(
-        stored__y=lambda v, r: _swapped(v, 5, 6), stored__dx=lambda v, r: _swapped(v, 5, 6)
-    ),
-    "last element from the channel before": _after(
-        stored__y=lambda v, r: _put(v, (-1, -1), v[-2, -1]), stored__dx=lambda v, r: _put(v, (-1, -1), v[-2, -1])
-    ),
-    "result shifted by one element": _after(
-        stored__y=lambda v, r: np.roll(v, 1, axis=1), stored__dx=lambda v, r: np.roll(v, 1, axis=1)
-    ),
-    "one element infinite": _after(
-        stored__y=lambda v, r: _put(v, (0, 7), np.inf), stored__dx=lambda v, r: _put(v, (0, 7), np.inf)
-    ),
+    "last element not written": _each(lambda v, r: _put(v, (-1, -1), np.nan)),
+    "last element of each channel 0": _each(lambda v, r: _put(v, (slice(None), -1), 0)),
+    "an element from beside it": _each(lambda v, r: _from(v, v.shape[1] // 3, v.shape[1] // 3 + 1)),
+    "two neighbours swapped in the result": _each(lambda v, r: _swapped(v, 5, 6)),
+    "last element from the channel before": _each(lambda v, r: _put(v, (-1, -1), v[-2, -1])),
+    "result shifted by one element": _each(lambda v, r: np.roll(v, 1, axis=1)),
+    "one element infinite": _each(lambda v, r: _put(v, (0, 7), np.inf)),
     "results clamped at 1": _after(
         stored__y=lambda v, r: np.clip(v, -1, 1), stored__dx=lambda v, r: np.clip(v, f32(-0.1), f32(0.1))
     ),
-    "negative results 0": _after(stored__y=lambda v, r: np.maximum(v, 0), stored__dx=lambda v, r: np.maximum(v, 0)),
-    "saved statistics of two channels swapped": _after(
-        stored__saved_mean=lambda v, r: _put(v, [0, 1], v[[1, 0]]),
-        stored__running_variance=lambda v, r: _put(v, [0, 1], v[[1, 0]]),
+    "negative results 0": _each(lambda v, r: np.maximum(v, 0)),
+    "saved statistics of two channels swapped": _each(
+        lambda v, r: _put(v, [0, 1], v[[1, 0]]), "stored saved_mean", "stored running_variance"
     ),
     # 16-bit stores
     "16-bit results truncated": Kernel(store=toward_zero),
