@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +36,6 @@ from pybnorm.check.run.fence import Fence, described, watched
 from pybnorm.check.run.perform import make
 from pybnorm.check.run.session import Session
 from pybnorm.devices._copying import Allocation, aligned_bytes
-from pybnorm.enums import DataType
 from pybnorm.reference.namespaces import Array, Foreign, Namespace
 from pybnorm.reference.threads import LARGE, in_threads
 
@@ -56,67 +55,51 @@ class Observed:
     """Memory that changed and should not have."""
 
 
-class _Kind(NamedTuple):
-    """Type and strides of arrays of one shape."""
-
-    dims: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: DataType
-    word: np.dtype[Any]
-    """NumPy's."""
-    steps: tuple[int, ...]
-    """`strides` in bytes."""
-    start: int
-    """Bytes before the first element, and, the next, up to the last one's end."""
-    end: int
-    nbytes: int
-    gaps: bool
-
-
-def _kind(problem: Problem, dims: tuple[int, ...], strides: tuple[int, ...], dtype: DataType) -> _Kind:
-    word, fence = numpy_dtype(dtype), problem.fence
-    size, shift = _arguments.span(dims, strides) * word.itemsize, problem.misalign * word.itemsize
-    start, rest = (0 if fence == "start" else GUARD) + shift, 0 if fence == "end" else GUARD  # no guard at the fence
-    steps = tuple(s * word.itemsize for s in strides)
-    gaps = size != math.prod(dims) * word.itemsize
-    return _Kind(dims, strides, dtype, word, steps, start, start + size, start + size + rest, gaps)
-
-
 class _Guarded:
     """An array inside guard bytes, in device memory; its elements are NaN where there are no `values`.
 
-    The call only `reads` it, or not. With `take` the values themselves may become what the call gets, where they have
-    room for the guards.
+    With `take` the values themselves may become what the call gets, where they have room for the guards.
     """
 
     def __init__(
         self,
-        name: str,
+        tensor: calls.Tensor,
         values: Array | None,
-        kind: _Kind,
-        guard: int,
         problem: Problem,
         session: Session,
-        judge: Namespace | None = None,
+        judge: Namespace | None,
         *,
         reads: bool,
         take: bool,
     ) -> None:
-        self.values, self.kind, self.guard, self.judge = values, kind, guard, judge
-        own = session.device.empty_bytes(kind.nbytes) if judge else None
+        self.values, self.judge = values, judge if tensor.data else None
+        self.guard = POISON if tensor.values and not tensor.values.startswith("prior") else PATTERN
+        if tensor.data:
+            self.dims, strides, dtype = problem.dims, problem.strides, problem.dtype
+        else:
+            self.dims, dtype = problem.parameter_dims, problem.parameter_dtype
+            strides = _arguments.packed_strides(self.dims)
+        self.word, fence = numpy_dtype(dtype), problem.fence
+        size = self.word.itemsize
+        self.strides, self.steps = strides, tuple(s * size for s in strides)
+        self.start = (0 if fence == "start" else GUARD) + problem.misalign * size  # no guard at the fence
+        self.end = self.start + _arguments.span(self.dims, strides) * size
+        nbytes = self.end + (0 if fence == "end" else GUARD)
+        self.gaps = self.end - self.start != math.prod(self.dims) * size
+        own = session.device.empty_bytes(nbytes) if self.judge else None
         image: Array | None = None
         if own is not None:
             image = self._seen(own, session)
-        elif take and values is not None and (kind.start, kind.end + GUARD) == (GUARD, kind.nbytes):
-            image = surrounded(values, kind.steps)
+        elif take and values is not None and (self.start, self.end + GUARD) == (GUARD, nbytes):
+            image = surrounded(values, self.steps)
         taken = image is not None and own is None
         if image is None:
-            image = aligned_bytes(kind.nbytes)
-        for part in [image] if kind.gaps else self._outside(image):
-            part[...] = guard
+            image = aligned_bytes(nbytes)
+        for part in [image] if self.gaps else self._outside(image):
+            part[...] = self.guard
         if not taken:
             _fill(self._elements(image), values)
-        self.fence = Fence(name, image, problem.fence) if problem.fence else None
+        self.fence = Fence(tensor.name, image, fence) if fence else None
         self.memory: Buffer | Memory
         if own is not None:
             self.memory = own
@@ -127,10 +110,9 @@ class _Guarded:
         else:
             self.memory = _upload(image, session)
         at = self.memory
-        self.buffer = Buffer(
-            at.pointer + kind.start, kind.dims, kind.strides, kind.dtype, at.device_type, at.device_id, True, at.owner
-        )
-        self._marked = _mark(image) if reads and judge is None else None
+        place = at.pointer + self.start, self.dims, strides, dtype, at.device_type, at.device_id
+        self.buffer = Buffer(*place, True, at.owner)
+        self._marked = _mark(image) if reads and self.judge is None else None
 
     def _seen(self, memory: Memory | Buffer, session: Session) -> Array:
         """Memory of the device as bytes of the judge's namespace."""
@@ -140,15 +122,14 @@ class _Guarded:
         return self.judge.bytes_at(memory.pointer, memory.nbytes, memory.owner)
 
     def _outside(self, image: Array) -> tuple[Array, Array]:
-        return image[: self.kind.start], image[self.kind.end :]
+        return image[: self.start], image[self.end :]
 
     def _elements(self, image: Array, dtype: np.dtype[Any] | None = None) -> Array:
-        kind = self.kind
-        dtype = dtype or kind.word
+        dtype = dtype or self.word
         if self.judge is not None:
-            raw = self.judge.elements(image.raw, kind.dims, dtype, kind.strides, kind.start)  # type: ignore[attr-defined]
+            raw = self.judge.elements(image.raw, self.dims, dtype, self.strides, self.start)  # type: ignore[attr-defined]
             return Foreign(raw, dtype, self.judge)  # type: ignore[return-value]
-        return np.ndarray(kind.dims, dtype, buffer=image, offset=kind.start, strides=kind.steps)
+        return np.ndarray(self.dims, dtype, buffer=image, offset=self.start, strides=self.steps)
 
     def _image(self, session: Session) -> Array:
         """All bytes, as they are now."""
@@ -165,8 +146,8 @@ class _Guarded:
         image, guard = self._image(session), self.guard
         guarded = all(_is_all(part, guard) for part in self._outside(image))
         values = self._elements(image)
-        if self.kind.gaps:
-            outside, word = image.copy(), np.dtype(f"i{self.kind.word.itemsize}")
+        if self.gaps:
+            outside, word = image.copy(), np.dtype(f"i{self.word.itemsize}")
             self._elements(outside, word)[...] = np.frombuffer(bytes([guard]) * word.itemsize, word)[0]
             guarded = guarded and bool((outside == guard).all())
             values = values.copy()
@@ -180,12 +161,10 @@ class _Guarded:
         """Tell whether `values` are what an array of a judge's namespace held before the call."""
         if self.judge is None:
             return False  # else it were as remembered
-        right = self.values
-        if right is None:
-            right = np.full(1, np.nan)
+        right = np.full(1, np.nan) if self.values is None else self.values
         if not isinstance(right, Foreign):
-            right = self.judge.of(right.astype(self.kind.word))
-        return same_bits(values, np.broadcast_to(right.astype(self.kind.word, copy=False), self.kind.dims))
+            right = self.judge.of(right.astype(self.word))
+        return same_bits(values, np.broadcast_to(right.astype(self.word, copy=False), self.dims))
 
 
 def _fill(elements: Array, values: Array | None) -> None:
@@ -289,9 +268,6 @@ def execute(
     around, overwritten = calls.around(problem), calls.overwritten(problem)
     given = {tensor.name for tensor in calls.tensors(problem)}
     written = {tensor.name for tensor in around if tensor.written and tensor.name in given} | set(overwritten.values())
-    packed = _arguments.packed_strides(problem.parameter_dims)
-    data = _kind(problem, problem.dims, problem.strides, problem.dtype)
-    parameters = _kind(problem, problem.parameter_dims, packed, problem.parameter_dtype)
     workspace_memory, workspace = _workspace(session, session.workspace_size(problem))
     arrays: dict[str, _Guarded] = {}
     for tensor in around:  # also those that are not given: the call must not write to them
@@ -302,12 +278,9 @@ def execute(
             arrays[tensor.name] = kept.pop(tensor.name)
             continue
         values = getattr(inputs, tensor.values, None) if tensor.values and tensor.name in given else None
-        guard = POISON if tensor.values and not tensor.values.startswith("prior") else PATTERN
-        kind, space = (data, judge) if tensor.data else (parameters, None)
         reads = tensor.name not in written
-        arrays[tensor.name] = _Guarded(
-            tensor.name, values, kind, guard, problem, session, space, reads=reads, take=reads and kept is not None
-        )
+        take = reads and kept is not None
+        arrays[tensor.name] = _Guarded(tensor, values, problem, session, judge, reads=reads, take=take)
     buffers = {name: arrays[name].buffer for name in given}
     fences = [array.fence for array in arrays.values() if array.fence]
     if judge is not None:

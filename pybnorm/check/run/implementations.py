@@ -311,7 +311,7 @@ class Implementation:
         self._returned: dict[str, Any] = {}
         """The arrays that the last call returned, held as a caller may hold them."""
         self.neighbours: set[tuple[Any, ...]] = set()
-        """Kinds of cases whose `pybnorm.check.run.runner.Neighbour` was called."""
+        """Kinds of cases whose `pybnorm.check.run.runner.neighbour` was called."""
 
     def claimed(self, problem: Problem) -> Problem:
         """The problem that is run and judged for `problem`, by what the object declares.

@@ -190,83 +190,71 @@ def neighbour_of(problem: Problem) -> Problem | None:
         return None
 
 
-class Neighbour:
-    """Calls of another shape beside a case: what a kernel keeps from one call to the next shows in them.
+@contextlib.contextmanager
+def neighbour(problem: Problem, session: Session, first: dict[str, Array], damage: list[str]) -> Iterator[None]:
+    """Make calls of another shape beside one: what a kernel keeps from one call to the next shows in them.
 
     The first case of each operation, mode, dtype and layout that a process runs on an implementation has a neighbour.
-    It is called and judged between the case's two equal calls, and then on another thread while the second one runs.
-    Arrays that the first call returned must be what they were.
+    It is called and judged before the block, and called again on another thread until the block ends. The arrays that
+    the call before, which gave `first`, returned must be what they were. `damage` gets what went wrong.
     """
-
-    def __init__(self, problem: Problem, session: Session) -> None:
-        self.damage: list[str] = []
-        self._problem: Problem | None = None
-        handle = session.handle
-        if not isinstance(handle, Implementation) or problem.repeats < 2 or problem.fence or problem.misalign:
-            return
-        key = problem.operation, problem.composed, problem.mode, problem.dtype, problem.layout
-        if key in handle.neighbours:
-            return
+    handle, key = session.handle, (problem.operation, problem.composed, problem.mode, problem.dtype, problem.layout)
+    has_none = not isinstance(handle, Implementation) or problem.fence or problem.misalign or key in handle.neighbours
+    small = None if has_none else neighbour_of(problem)
+    if not has_none:
         handle.neighbours.add(key)
-        self._problem, self._handle = neighbour_of(problem), handle
-        own = copy.copy(handle)
-        own._returned = {}
-        self._session = dataclasses.replace(session, handle=own)
+    if small is None:
+        yield
+        return
+    problem, own, returned = small, copy.copy(handle), dict(handle._returned)
+    own._returned = {}
+    beside = dataclasses.replace(session, handle=own)
+    inputs = generate(problem)
+    try:
+        outputs = execute(problem, inputs, beside).outputs
+    except Exception:  # what it cannot do is said where it is a case
+        yield
+        return
+    expected = expect(problem, inputs)
 
-    @contextlib.contextmanager
-    def beside(self, first: dict[str, Array]) -> Iterator[None]:
-        """Make the neighbour's call, then on another thread until the block ends; `first` must be what it was."""
-        problem = self._problem
-        if problem is None:
-            yield
-            return
-        returned = dict(self._handle._returned)
-        inputs = generate(problem)
+    def look(outputs: dict[str, Array], when: str) -> None:
+        verdicts = judge_call(expected, outputs).items()
+        if wrong := [name for name, verdict in verdicts if verdict.status == Status.FAIL]:
+            damage.append(f"{', '.join(wrong)} wrong in a call {when}: {problem}")
+
+    look(outputs, "after it of another shape")
+    done, raised = threading.Event(), []
+    others: list[dict[str, Array]] = []
+
+    def call() -> None:
         try:
-            outputs = execute(problem, inputs, self._session).outputs
-        except Exception:  # what it cannot do is said where it is a case
-            yield
-            return
-        expected = expect(problem, inputs)
+            for number in itertools.count():
+                if number >= _FEWEST and done.is_set():
+                    return
+                found = execute(problem, inputs, beside).outputs
+                if not others and not all(same_bits(found[name], outputs[name]) for name in outputs):
+                    others.append(found)
+        except Exception as error:
+            raised.append(error)
 
-        def look(outputs: dict[str, Array], when: str) -> None:
-            verdicts = judge_call(expected, outputs).items()
-            if wrong := [name for name, verdict in verdicts if verdict.status == Status.FAIL]:
-                self.damage.append(f"{', '.join(wrong)} wrong in a call {when}: {problem}")
-
-        look(outputs, "after it of another shape")
-        done, raised = threading.Event(), []
-        others: list[dict[str, Array]] = []
-
-        def call() -> None:
-            try:
-                for number in itertools.count():
-                    if number >= _FEWEST and done.is_set():
-                        return
-                    found = execute(problem, inputs, self._session).outputs
-                    if not others and not all(same_bits(found[name], outputs[name]) for name in outputs):
-                        others.append(found)
-            except Exception as error:
-                raised.append(error)
-
-        thread = threading.Thread(target=call, name="pybnorm neighbour")
-        if on_cpu := self._session.device.device_type == CPU:
-            thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            if on_cpu:
-                thread.join()
-        for found in others:
-            look(found, "beside it on a second thread")
-        if raised:
-            self.damage.append(f"a call on a second thread raised {type(raised[0]).__name__}: {raised[0]}")
-        for name, value in returned.items():
-            if name in first and first[name].size == value.size:
-                now = as_numpy(name, value).reshape(first[name].shape)
-                if not same_bits(now, first[name]):
-                    self.damage.append(f"{name} that a call returned changed in calls of another shape and thread")
+    thread = threading.Thread(target=call, name="pybnorm neighbour")
+    if on_cpu := beside.device.device_type == CPU:
+        thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        if on_cpu:
+            thread.join()
+    for found in others:
+        look(found, "beside it on a second thread")
+    if raised:
+        damage.append(f"a call on a second thread raised {type(raised[0]).__name__}: {raised[0]}")
+    for name, value in returned.items():
+        if name in first and first[name].size == value.size:
+            now = as_numpy(name, value).reshape(first[name].shape)
+            if not same_bits(now, first[name]):
+                damage.append(f"{name} that a call returned changed in calls of another shape and thread")
 
 
 class _Calls:
@@ -279,7 +267,7 @@ class _Calls:
         self.seconds = 0.0
         damage: dict[str, None] = {}
         kept: dict[str, Any] = {}
-        neighbour = Neighbour(problem, session)
+        self.beside: list[str] = []
         try:
             for number in range(problem.repeats):
                 place = session.on_stream(number % problem.streams) if problem.streams > 1 else session
@@ -288,7 +276,7 @@ class _Calls:
                     if own_process:
                         stack.enter_context(vendor_stderr())
                     if number == 1:
-                        stack.enter_context(neighbour.beside(self.first))
+                        stack.enter_context(neighbour(problem, session, self.first, self.beside))
                     observed = execute(problem, inputs, place, kept, judge_on)
                 self.seconds += time.perf_counter() - started
                 damage |= dict.fromkeys(observed.damage)
@@ -303,7 +291,7 @@ class _Calls:
         finally:
             if problem.streams > 1:
                 session.on_stream(0)
-        self.damage, self.inputs, self.beside = list(damage), inputs, neighbour.damage
+        self.damage, self.inputs = list(damage), inputs
 
 
 def classify(error: BaseException) -> Status:
