@@ -142,16 +142,7 @@ def test_a_run_is_recorded_and_a_runner_can_demand_the_record(load_library, tmp_
     version = ".".join(map(str, load_library("onednn").version))
     device, call = devices.device_for(1).name, CliRunner().invoke
     run = tmp_path / "run.json"
-    check = [
-        "check",
-        "--require-claims",
-        "--jobs",
-        "1",
-        "--backend",
-        "onednn",
-        "--case",
-        "infer,spatial,f32,nchw,2x3x4x5",
-    ]
+    check = ["check", "--require-claims", "--jobs=1", "--backend=onednn", "--case=infer,spatial,f32,nchw,2x3x4x5"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(support, "run_of", lambda *_: None)  # as of a version that the package has none of
         done = call(main, [*check, f"--json={run}"])

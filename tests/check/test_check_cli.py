@@ -262,14 +262,6 @@ def test_nothing_but_unsupported_cases_is_not_success(onednn):
 
 
 @pytest.mark.slow
-def test_a_mistrusted_case_is_a_warning_and_says_why(onednn):
-    done = run("check", "--backend", "onednn", "--case", "infer,spatial,f32,nchw,4x3x4x4,fill=randn,alpha=1e-12,beta=1")
-    assert done.returncode == 0
-    assert "1 could not have failed, which shows nothing (MISTRUSTED)" in done.stdout
-    assert "a change would not be noticed of: x, scale, bias, mean, variance, alpha" in done.stdout
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "variables"),
     [
@@ -543,6 +535,9 @@ def test_an_interrupt_leaves_an_incomplete_table_and_json(onednn, tmp_path):
         wait_for(process, tmp_path / "run" / "journal.jsonl", 10)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers too
         rest, errors = process.communicate(timeout=120)
+    for host in {case["host"] for case in json.loads(target.read_text())["cases"]}:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(host.rpartition(":")[2]), 0)
     assert first.startswith("onednn: oneDNN")
     assert process.returncode == 130, errors
     assert errors == ""
@@ -790,24 +785,6 @@ def test_a_judge_that_is_not_there_is_refused_before_the_run(word, text):
     assert f"PYBNORM_JUDGE: got {word}" in done.stderr
     assert text in done.stderr
     assert "judged" not in done.stdout
-
-
-@pytest.mark.slow
-def test_every_report_of_one_run_has_the_same_cases(onednn, tmp_path):
-    pytest.importorskip("jinja2")
-    pytest.importorskip("matplotlib")
-    files = {option: tmp_path / f"run{option}" for option in ("--json", "--junit", "--html")}
-    options = [part for option, file in files.items() for part in (option, str(file))]
-    done = run("check", "--backend", "onednn", "--case", INFER + "1/2", *options)
-    assert done.returncode == 0, done.stderr
-    for option in ("--json", "--junit"):
-        assert INFER + "2" in files[option].read_text()
-    assert json.loads(files["--json"].read_text())["schema"] == "pybnorm.check/1"
-    (data,) = re.findall(r'id="data">(.*?)</script>', files["--html"].read_text(), re.S)
-    table = json.loads(data)
-    assert table["rows"] == 2
-    (words,) = (column["values"] for column in table["columns"] if column["kind"] == "case")
-    assert set((INFER + "2").split(",")) < set(words)
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import gc
 import importlib.util
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import weakref
 from pathlib import Path
 
 import pytest
-from simulated import faults, interruptible, open_exiting, open_faulting, open_hanging, open_simulated
+from simulated import faults, open_exiting, open_faulting, open_hanging, open_simulated
 
 from pybnorm._arrays import CPU, CUDA, ROCM
 from pybnorm.check.judging.bounds import Status
@@ -366,34 +365,3 @@ def test_dask_at_an_address(of_the_pool, tmp_path):
     document, hosts = comparable(file)
     assert document == of_the_pool
     assert len(hosts) == 2
-
-
-@pytest.mark.slow
-def test_an_interrupted_pool_leaves_no_process(load_library, tmp_path):
-    load_library("onednn")
-    suite = tmp_path / "long.txt"
-    suite.write_text("".join(f"infer,spatial,f32,nchw,2x3x4x4,seed={seed}\n" for seed in range(1, 5001)))
-    arguments = ["check", "--backend", "onednn", "--jobs", "2", "--suite", str(suite), "--save", str(tmp_path / "run")]
-    with subprocess.Popen(
-        [sys.executable, "-m", "pybnorm", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=HERE,
-        env=without_requirements(),
-        text=True,
-        preexec_fn=interruptible,
-    ) as process:
-        process.stdout.readline()
-        journal = tmp_path / "run" / "journal.jsonl"
-        while not journal.is_file() or journal.read_text().count("\n") < 20:
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.05)
-        hosts = {json.loads(line).get("host") for line in journal.read_text().splitlines()[1:-1]}
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    pids = [int(host.rpartition(":")[2]) for host in hosts if host]
-    assert pids
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)

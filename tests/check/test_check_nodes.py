@@ -258,7 +258,6 @@ def test_a_run_goes_on_where_all_workers_begin_again_at_once(monkeypatch, back):
     [
         (CPU, 1, {}, 3, {}),
         (CUDA, 1, {}, 0, {}),
-        (CUDA, 2, {}, 0, {"CUDA_VISIBLE_DEVICES": "0"}),
         (CUDA, 2, {}, 1, {"CUDA_VISIBLE_DEVICES": "1"}),
         (CUDA, 2, {}, 2, {"CUDA_VISIBLE_DEVICES": "0"}),
         (CUDA, 2, {"CUDA_VISIBLE_DEVICES": "1,0"}, 0, {"CUDA_VISIBLE_DEVICES": "1"}),
