@@ -156,14 +156,21 @@ def progress(on: Console) -> Progress:
 # ---------------------------------------------------------------- JSON
 
 
-def json_option(instead: str) -> Callable[[_Command], _Command]:
-    """The option ``--json [FILE]``; `instead` says what it replaces on standard output."""
-    return _file_or_standard("json", "JSON", instead)
+def json_option(instead: str, name: str = "JSON") -> Callable[[_Command], _Command]:
+    """The option ``--json [FILE]``, or another `name`; `instead` says what it replaces on standard output."""
+    return click.option(
+        f"--{name.lower()}",
+        f"{name.lower()}_target",
+        is_flag=False,
+        flag_value="-",
+        metavar="[FILE]",
+        help=f"Write {name} to FILE, or to standard output in place of {instead}.",
+    )
 
 
 def markdown_option(instead: str) -> Callable[[_Command], _Command]:
-    """The option ``--markdown [FILE]``; `instead` says what it replaces on standard output."""
-    return _file_or_standard("markdown", "Markdown", instead)
+    """The option ``--markdown [FILE]``."""
+    return json_option(instead, "Markdown")
 
 
 def html_option(more: str = " with plots") -> Callable[[_Command], _Command]:
@@ -179,17 +186,6 @@ def _with_packages(context: click.Context, parameter: click.Parameter, target: s
         if target is not None:
             html.require()
     return target
-
-
-def _file_or_standard(name: str, what: str, instead: str) -> Callable[[_Command], _Command]:
-    return click.option(
-        f"--{name}",
-        f"{name}_target",
-        is_flag=False,
-        flag_value="-",
-        metavar="[FILE]",
-        help=f"Write {what} to FILE, or to standard output in place of {instead}.",
-    )
 
 
 def document(schema: str, content: dict[str, Any]) -> dict[str, Any]:
@@ -217,18 +213,14 @@ def put_json(targets: dict[str, Target], value: dict[str, Any]) -> None:
 
 def kind(option: str, command: str) -> _files.Kind:
     """Know a report that `command` wrote for `option` by its beginning; only such a file is replaced."""
-    if option == "--json" and command == "claims":
-        return _files.Kind("an earlier record of pybnorm claims", r'\s*\[\s*\{\s*"first":')
-    if option == "--json":
-        return _files.Kind(f"an earlier JSON of pybnorm {command}", rf'\s*\{{\s*"schema":\s*"pybnorm\.{command}/')
-    if option == "--junit":
-        return _files.Kind("an earlier JUnit report of pybnorm", r'<\?xml[^>]*>\s*<testsuites name="pybnorm ')
-    if option == "--html":
-        header = rf'<!DOCTYPE html>.*?<meta name="generator" content="pybnorm {command}"'
-        return _files.Kind(f"an earlier page of pybnorm {command}", header)
-    if option == "--markdown":
-        return _files.Kind(f"an earlier Markdown of pybnorm {command}", rf"# pybnorm {command}\n")
-    return _files.Kind("an earlier plot of pybnorm", r"(?:<\?xml|\x89PNG|%PDF-).*?pybnorm bench")
+    record = option == "--json" and command == "claims"
+    what, beginning = {
+        "--json": ("JSON", r'\s*\[\s*\{\s*"first":' if record else rf'\s*\{{\s*"schema":\s*"pybnorm\.{command}/'),
+        "--junit": ("JUnit report", r'<\?xml[^>]*>\s*<testsuites name="pybnorm '),
+        "--html": ("page", rf'<!DOCTYPE html>.*?<meta name="generator" content="pybnorm {command}"'),
+        "--markdown": ("Markdown", rf"# pybnorm {command}\n"),
+    }.get(option, ("plot", r"(?:<\?xml|\x89PNG|%PDF-).*?pybnorm bench"))
+    return _files.Kind(f"an earlier {what} of pybnorm {command}", beginning)
 
 
 class Target:

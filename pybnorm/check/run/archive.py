@@ -24,7 +24,6 @@ import json
 import math
 import os
 import re
-import stat
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -325,15 +324,10 @@ class Journal:
         for key, line in list(self._finished.items()):
             if line.saved and not whole(self.folder, line):
                 del self._finished[key]
-                self._discard(line.saved)
-
-    def _discard(self, saved: str) -> None:
-        """Remove what is left of outputs that the journal says were made here: too little may be left to say so."""
-        if _SAVED.fullmatch(saved):
-            file = self.folder / saved
-            with contextlib.suppress(OSError):
-                if stat.S_ISREG(file.lstat().st_mode):
-                    file.unlink()
+                file = self.folder / line.saved
+                with contextlib.suppress(OSError):
+                    if _SAVED.fullmatch(line.saved) and file.is_file() and not file.is_symlink():
+                        file.unlink()  # too little may be left to say what it is
 
     def begin(self, backends: Iterable[BackendInfo]) -> None:
         """Note which libraries run, once they are known and before the first `append`.

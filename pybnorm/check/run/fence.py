@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -60,16 +60,8 @@ def described(owner: Array, address: int, size: int) -> Buffer:
     return Buffer(address, (size // 2,), (1,), DataType.FLOAT16, CPU, 0, True, allocation)
 
 
-class _Touch(NamedTuple):
-    address: int
-    thread: int
-
-
 class Fence:
-    """Memory for `image`, with a fence at each end; the image lies against the one that `side` names.
-
-    `side` is the end that touches a page without access, ``"start"`` or ``"end"``.
-    """
+    """Memory for `image`, with a page without access at each end; it lies against `side`, ``"start"`` or ``"end"``."""
 
     def __init__(self, name: str, image: Array, side: str) -> None:
         self.name = name
@@ -85,7 +77,7 @@ class Fence:
         whole[start : start + image.size] = image
         self.buffer = described(whole, self.first, image.size)
         self._access = [_NONE, _NONE]
-        self._touches: set[_Touch] = set()
+        self._touches: set[tuple[int, int]] = set()
         self.found: list[str] = []
         for low in self._ends:
             _protect(low, _NONE)
@@ -95,7 +87,7 @@ class Fence:
         for number, low in enumerate(self._ends):
             if not low <= address < low + _WIDTH:
                 continue
-            touch = _Touch(address, threading.get_ident())
+            touch = address, threading.get_ident()
             # the same again, though it may be read by now: it is written
             written = self._access[number] == _READ and touch in self._touches
             self._touches.add(touch)

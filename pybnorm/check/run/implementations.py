@@ -70,6 +70,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import operator
 import os
 import re
 import sys
@@ -126,14 +127,12 @@ def load(spec: str) -> Implementation:
     if not name or not path:
         raise ArgumentError("--implementation", spec, "MODULE:OBJECT or FILE.py:OBJECT")
     module = _file(name, spec) if name.endswith(".py") else _module(name, spec)
-    found: Any = module
-    for part in path.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            known = [n for n, value in vars(module).items() if _has_method(value)]
-            has = f"; it has {', '.join(known)}" if known else ""
-            raise ArgumentError("--implementation", spec, f"an object of {module.__name__}{has}") from None
+    try:
+        found = operator.attrgetter(path)(module)
+    except AttributeError:
+        known = [n for n, value in vars(module).items() if _has_method(value)]
+        has = f"; it has {', '.join(known)}" if known else ""
+        raise ArgumentError("--implementation", spec, f"an object of {module.__name__}{has}") from None
     return Implementation(spec, found() if isinstance(found, type) else found, module)
 
 
@@ -146,13 +145,13 @@ def _kernels(spec: str) -> tuple[Any, ModuleType]:
         module = _file(name, spec)
         return module, module
     first, *parts = name.split(".")
-    found: Any = _module(first, spec)
-    module = found
-    for i, part in enumerate(parts):
-        if not hasattr(found, part):
-            found = module = _module(".".join([first, *parts[: i + 1]]), spec)
-        else:
+    found = module = _module(first, spec)
+    for part in parts:
+        first = f"{first}.{part}"
+        if hasattr(found, part):
             found = getattr(found, part)
+        else:
+            found = module = _module(first, spec)
     return found, module
 
 
