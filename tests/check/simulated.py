@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from pathlib import Path
 
 from pybnorm import devices
 from pybnorm.check.run.runner import Session
@@ -10,6 +11,14 @@ from pybnorm.check.selftest.simulated import BUGS, STYLES, Kernels, array_of, se
 from pybnorm.devices import cpu
 
 __all__ = ["BUGS", "STYLES", "Kernels", "array_of", "session"]
+
+
+def alive(pid):
+    """Whether a process computes; one that waits to be collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def interruptible():

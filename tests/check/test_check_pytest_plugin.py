@@ -12,7 +12,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from simulated import interruptible
+from simulated import alive, interruptible
 
 import pybnorm
 from pybnorm.check.judging.bounds import Status
@@ -78,13 +78,6 @@ def opener(name):
 
 def processes(pytester):
     return [int(file.name.removeprefix("pid")) for file in pytester.path.glob("pid*")]
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 # ---------------------------------------------------------------- nothing asked

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from simulated import (
     Kernels,
+    alive,
     array_of,
     open_aborting,
     open_exiting,
@@ -452,14 +453,6 @@ def raise_keyword_only():
 def start_and_report(seconds):
     """What a library does that starts a compiler."""
     return subprocess.Popen(["sleep", str(seconds)]).pid
-
-
-def alive(pid):
-    """Whether a process computes; one that waits to be collected does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def waits_for(condition):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -78,23 +79,19 @@ def synchronized(session: Session, problem: Problem, buffers: Mapping[str, Any])
     shared = threading.Barrier(len(shares)), [None] * len(shares)
     written = [t.name for t in calls.outputs(problem) if not t.data]
     before = {name: _values(session, buffers[name]) for name in written}
-    found: list[dict[str, Array]] = [{} for _ in shares]
-    errors: list[BaseException] = []
 
-    def rank(number: int) -> None:
+    def rank(number: int) -> dict[str, Array]:
         try:
-            found[number] = _rank(session, problem, buffers, shared, number, before)
-        except BaseException as error:
-            errors.append(error)
+            return _rank(session, problem, buffers, shared, number, before)
+        except BaseException:
             shared[0].abort()
+            raise
 
-    threads = [threading.Thread(target=rank, args=(number,), daemon=True) for number in range(len(shares))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
+    with ThreadPoolExecutor(len(shares)) as threads:
+        ranks = [threads.submit(rank, number) for number in range(len(shares))]
+    if errors := [error for r in ranks if (error := r.exception())]:
         raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
+    found = [r.result() for r in ranks]
     for name in written:
         values = [own[name] for own in found]
         if name in ("dscale", "dbias"):

@@ -209,8 +209,8 @@ def of_run(
     them. `source`: where the run was made.
     """
     ran: dict[tuple[Any, ...], bool] = {}
-    equal: dict[tuple[Any, ...], bool] = {}
-    largest: dict[tuple[Any, ...], int] = {}
+    sizes: dict[tuple[Any, ...], list[int]] = {}
+    differ = set()
     reach = 0
     for result in results:
         try:
@@ -225,17 +225,15 @@ def of_run(
             reach = max(reach, _arguments.span(problem.dims, problem.strides))
         if result.repeat and result.status.good and _plain(problem):
             key = tuple(kind.values())
-            equal[key] = equal.get(key, True) and result.repeat == "equal"
-            largest[key] = max(largest.get(key, 0), math.prod(problem.dims))
+            sizes.setdefault(key, []).append(math.prod(problem.dims))
+            if result.repeat != "equal":
+                differ.add(key)
     single: dict[tuple[Any, ...], list[int]] = {}
     for (*combination, rank, blends), runs in ran.items():
         other = ran.get((*combination, rank, not blends), False)
         if runs and blends <= ran.get((*combination, rank, False), True) and (blends or not other):
             single.setdefault((*combination, blends), []).append(rank)
-    same: list[tuple[Any, ...]] = [
-        (*((part,) for part in key), largest[key]) for key, always in equal.items() if always
-    ]
-    same = _joined(same, 5, 3, 2, 1, 0, 4)
+    same = [(*((part,) for part in key), max(found)) for key, found in sizes.items() if key not in differ]
     return {
         "first": list(version),
         "last": list(version),
@@ -246,7 +244,7 @@ def of_run(
         "combinations": _combinations(single),
         "repeatable": [
             {name: list(part) for name, part in zip(_KINDS, group, strict=False)} | {"elements": group[6]}
-            for group in same
+            for group in _joined(same, 5, 3, 2, 1, 0, 4)
         ],
     }
 
