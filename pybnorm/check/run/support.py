@@ -70,7 +70,7 @@ def check(
     repeat: str = "",
     build: str = "",
 ) -> str:
-    """What is recorded of a case that ended with `status` and `repeat`; "" in a version without a record."""
+    """The record of a case that ended with `status` and `repeat`; "" in a version without a record."""
     both = record_of(backend, version), run_of(backend, version, device, build)
     records = [record for record in both if record is not None]
     if not records:
