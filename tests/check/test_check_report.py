@@ -29,11 +29,11 @@ from pybnorm.check.judging.results import (
     allow_known,
     cell_text,
     exit_status,
+    from_json,
     host_digest,
     json_parts,
     ratio_text,
     repro,
-    result_from_json,
     to_json,
     worst_verdicts,
 )
@@ -113,7 +113,7 @@ def test_only_variables_of_vendors_are_kept(monkeypatch):
 def test_host_names_of_results_are_not_written():
     data = to_json(dataclasses.replace(EVERY[0], host="node17.example:4711"))
     assert data["host"] == host_digest("node17.example") + ":4711"
-    again = to_json(result_from_json(data))
+    again = to_json(from_json(CaseResult, data))
     assert again["host"] == data["host"]
 
 

@@ -9,7 +9,7 @@ from tables import table
 
 from pybnorm.check.judging.bounds import Status, Verdict, expect
 from pybnorm.check.judging.bounds.where import within
-from pybnorm.check.judging.results import CaseResult, result_from_json, to_json, verdict_text
+from pybnorm.check.judging.results import CaseResult, from_json, to_json, verdict_text
 from pybnorm.check.judging.whole_call import judge_call
 from pybnorm.check.language.data import generate
 from pybnorm.check.language.problem import Problem
@@ -163,7 +163,7 @@ def test_a_page_and_a_document_have_the_picture():
     verdict = Verdict("y", Status.FAIL, "A", 2.0, {"A": 2.0}, 6, where="channel 1", covered=2, picture=["...", ".9x"])
     result = CaseResult("onednn", "train,spatial,f32,nchw,1x2x3", Status.FAIL, [verdict])
     assert [block[2] for block in html._details(result) if block[0] == "picture"] == [["...", ".9x"]]
-    assert result_from_json(to_json(result)).verdicts == [verdict]
+    assert from_json(CaseResult, to_json(result)).verdicts == [verdict]
 
 
 def test_elements_that_must_not_be_finite_are_found():

@@ -14,8 +14,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from pybnorm._text import one_line
 from pybnorm.check.judging.bounds import Point, Status, Verdict
@@ -44,6 +44,7 @@ TITLES = {name: title for outputs in OUTPUTS.values() for name, title in outputs
 """The title of each output."""
 NO_VERDICT = (*(Status.ERROR, Status.RESOURCE, Status.BUILD_FAILED, Status.RAISED, Status.CRASHED, Status.TIMEOUT),)
 """Statuses of cases that were to run and were not judged."""
+_Kind = TypeVar("_Kind")
 _HOST = re.compile(r"host-[0-9a-f]{8}")
 _CODE = re.compile(r"PBN_E_\w+ \(-?\d+\): ")
 _WHERE = re.compile(r"\w+Error: (?:\w+ \w+: )?" + f"(?:{_CODE.pattern})?")
@@ -211,64 +212,48 @@ def json_parts(document: Mapping[str, Any]) -> Iterator[str]:
     yield "\n}\n" if document else "{}\n"
 
 
-def result_from_json(data: Mapping[str, Any]) -> CaseResult:
-    """The result that `to_json` wrote.
+def _plain(kind: type[Any]) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise TypeError(f"{value!r} is no {kind.__name__}")
+        return sys.intern(value) if kind is str else value  # few strings but the cases differ in a run
+
+    return read
+
+
+def _numbers(values: Iterable[Any]) -> tuple[int, ...]:
+    found = tuple(map(int, values))
+    if not all(0 <= n < 1 << 31 for n in found):
+        raise ValueError(f"{found} has other numbers than an index or a version")
+    return found
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    **{kind.__name__: _plain(kind) for kind in (str, int, bool)},
+    "float": float,  # "inf" and "nan" are strings in JSON
+    "Status": Status,
+    "list[str]": lambda values: list(map(str, values)),
+    "dict[str, str]": lambda values: {str(k): str(v) for k, v in values.items()},
+    "dict[str, float]": lambda values: {str(k): float(v) for k, v in values.items()},
+    "tuple[int, ...]": _numbers,
+    "tuple[tuple[str, str, str], ...]": lambda values: tuple((str(a), str(b), str(c)) for a, b, c in values),
+    "list[Verdict]": lambda values: [from_json(Verdict, value) for value in values],
+    "list[Point]": lambda values: [from_json(Point, value) for value in values],
+}
+"""Readers of the values of a field, by its annotation."""
+
+
+def from_json(kind: type[_Kind], data: Mapping[str, Any]) -> _Kind:
+    """The `CaseResult`, `BackendInfo` or `LostNode` that `to_json` wrote.
 
     Fields that this version does not know are left out, and fields that are not there are at their default, so that
     runs of other versions can be compared.
     """
-    own = _own(CaseResult, data)
-    if data["case"].count(",") < 4:  # whatever options later versions have
-        raise ValueError(f"a case is {data['case']!r}")
-    own["status"] = Status(data["status"])
-    own["verdicts"] = [_verdict_from_json(v) for v in data.get("verdicts", ())]
-    own["seconds"] = float(data.get("seconds", 0.0))
-    return CaseResult(**own)
-
-
-def _verdict_from_json(data: Mapping[str, Any]) -> Verdict:
-    own = _own(Verdict, data)
-    own["status"] = Status(data["status"])
-    own["ratio"] = float(data["ratio"])  # "inf" and "nan" are strings in JSON
-    own["finite_ratio"] = float(data.get("finite_ratio", math.inf))
-    own["ratios"] = {name: float(ratio) for name, ratio in data["ratios"].items()}
-    own["worst"] = [_point_from_json(p) for p in data.get("worst", ())]
-    return Verdict(**own)
-
-
-def _point_from_json(data: Mapping[str, Any]) -> Point:
-    numbers = (float(data[name]) for name in ("reference", "got", "bound", "ratio"))
-    return Point(tuple(int(i) for i in data["index"]), *numbers)
-
-
-_PLAIN = {"str": str, "int": int, "bool": bool}  # by a field's annotation, which is a string
-
-
-def backend_from_json(data: Mapping[str, Any]) -> BackendInfo:
-    """The description of a library that `to_json` wrote."""
-    own = _own(BackendInfo, data)
-    own["version"] = tuple(int(n) for n in data.get("version", ()))
-    if not all(0 <= n < 1 << 31 for n in own["version"]):
-        raise ValueError("a version has other numbers")
-    own["variables"] = {str(k): str(v) for k, v in data.get("variables", {}).items()}
-    own["cpu_flags"] = [str(flag) for flag in data.get("cpu_flags", ())]
-    own["attempts"] = tuple((str(how), str(file), str(why)) for how, file, why in data.get("attempts", ()))
-    return BackendInfo(**own)
-
-
-def lost_from_json(data: Mapping[str, Any]) -> LostNode:
-    """The lost node that `to_json` wrote."""
-    return LostNode(**_own(LostNode, data))
-
-
-def _own(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    fields = {field.name: field.type for field in dataclasses.fields(kind)}
-    for name, value in data.items():
-        needed = _PLAIN.get(str(fields.get(name)))
-        if needed is not None and not isinstance(value, needed):
-            raise TypeError(f"{name} is {value!r}, not {needed.__name__}")
-    # few strings but the cases differ between the results of a run
-    return {n: sys.intern(v) if type(v) is str else v for n, v in data.items() if n in fields}
+    types = {field.name: str(field.type) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    found = kind(**{name: _READERS[types[name]](value) for name, value in data.items() if name in types})
+    if isinstance(found, CaseResult) and found.case.count(",") < 4:  # whatever options later versions have
+        raise ValueError(f"a case is {found.case!r}")
+    return found
 
 
 def html_table(caption: str, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

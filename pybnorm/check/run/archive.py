@@ -38,10 +38,9 @@ from pybnorm.check.judging.results import (
     SCHEMA,
     BackendInfo,
     CaseResult,
-    backend_from_json,
+    LostNode,
+    from_json,
     json_parts,
-    lost_from_json,
-    result_from_json,
     to_json,
     version_text,
 )
@@ -220,8 +219,8 @@ def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
             if results.setdefault((result.backend, result.case), result) is not result:
                 raise ValueError(f"it has a case twice: {result.backend} {result.case}")
         document["cases"] = list(results.values())
-        document["backends"] = [backend_from_json(info) for info in document["backends"]]
-        document["lost_nodes"] = [lost_from_json(node) for node in document.get("lost_nodes", ())]
+        document["backends"] = [from_json(BackendInfo, info) for info in document["backends"]]
+        document["lost_nodes"] = [from_json(LostNode, node) for node in document.get("lost_nodes", ())]
     except (OSError, *_DAMAGED) as error:
         below = place / "run"  # as ci/check-library.sh leaves it
         near = f" (did you mean {str(below)!r}?)" if os.path.exists(below / DOCUMENT) else ""
@@ -247,7 +246,7 @@ def _check_schema(document: Mapping[str, Any], own: str) -> None:
 
 
 def _case(value: dict[str, Any]) -> Any:
-    return result_from_json(value) if {"backend", "case", "status"} <= value.keys() else value
+    return from_json(CaseResult, value) if {"backend", "case", "status"} <= value.keys() else value
 
 
 def _journal_document(folder: Path) -> dict[str, Any]:
@@ -408,9 +407,9 @@ def _lines(file: Path) -> tuple[list[_Start | CaseResult], int]:
             if "schema" in line:
                 _check_schema(line, JOURNAL_SCHEMA)
                 _check_environment(line["environment"])
-                lines.append(_Start(line["environment"], [backend_from_json(b) for b in line["backends"]]))
+                lines.append(_Start(line["environment"], [from_json(BackendInfo, b) for b in line["backends"]]))
             else:
-                lines.append(result_from_json(line))
+                lines.append(from_json(CaseResult, line))
         except _DAMAGED as error:
             reason = f"a line of JSON, a start or a case ({type(error).__name__}: {error})"
             raise ArgumentError(f"{file}:{number}", text.decode(errors="replace"), reason) from None
