@@ -13,6 +13,7 @@ convention beyond the first where several go together. `NEEDED` are more than th
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
@@ -23,8 +24,9 @@ import numpy as np
 from pybnorm import reference
 from pybnorm.check.judging.bounds.classes import Tier, depth
 from pybnorm.check.judging.bounds.expected import Expected
-from pybnorm.check.judging.bounds.formulas import backward_error, blended, forward_error, stored
-from pybnorm.check.language.problem import DATA_OUTPUTS
+from pybnorm.check.judging.bounds.formulas import blended
+from pybnorm.check.language.data import Inputs
+from pybnorm.check.language.problem import DATA_OUTPUTS, Problem
 from pybnorm.enums import Mode, Operation
 from pybnorm.reference.namespaces import Array, on_host
 
@@ -81,9 +83,7 @@ class Made(NamedTuple):
 class Given:
     """Numbers of some statistics, (statistics, 1), and elements of each, (statistics, places), in float64."""
 
-    m: int
-    epsilon: float
-    factor: float
+    problem: Problem
     mean: Array
     inverse: Array
     scale: Array
@@ -100,9 +100,20 @@ class Given:
     dy: Array | None = None
     fields: tuple[tuple[str, Array, Array], ...] = ()
     """Mean and variance over other axes, at the elements, with their names."""
-    training: bool = False
-    unbiased: bool = True
-    saves_variance: bool = False
+
+    @property
+    def m(self) -> int:
+        """Elements of a statistic."""
+        return self.problem.m
+
+    @property
+    def bessel(self) -> float:
+        """The factor of the unbiased variance."""
+        return self.m / (self.m - 1) if self.m > 1 else 1.0
+
+    def updated(self, old: Array, batch: Array) -> Array:
+        """A running statistic after its update."""
+        return self.problem.factor * batch + (1 - self.problem.factor) * old
 
     def first(self) -> Given:
         """The same at the first few elements."""
@@ -175,71 +186,97 @@ class _Seen:
     def __init__(self, expected: Expected, output: str, got: Array) -> None:
         self.expected, self.output = expected, output
         problem, data = expected.problem, output in DATA_OUTPUTS
-        per_activation = problem.mode == Mode.PER_ACTIVATION
-        self.shape = (problem.dims[0], -1, 1) if per_activation else (*problem.dims[:2], -1)
-        count = expected.statistics[0].size
+        self.count = count = expected.statistics[0].size
         chosen = np.unique(np.linspace(0, count - 1, min(count, STATISTICS if data else VECTOR)).astype(int))
         rng = np.random.default_rng(3)
         self.places = rng.integers(0, problem.m, PLACES) if problem.m > PLACES else np.arange(problem.m)
-        values = self.elements(got, chosen) if data else self.vector(got, chosen)
-        self.chosen = chosen[np.isfinite(values).all(axis=1)]
-        self.usable = bool(len(self.chosen))
+        values = self.columns(self.picked(got) if data else got, chosen)
+        finite = np.isfinite(values).all(axis=1)
+        self.chosen, self.got = chosen[finite], values[finite]
+        self.usable = bool(finite.any())
         if not self.usable:
             return
-        self.got = values[np.isfinite(values).all(axis=1)]
-        self.given = given_of(expected, self.chosen, self.picked if data else None)
-        alpha, beta, prior = expected.blend(output)
-        self.blend = alpha, beta, None if not beta else self.picked(prior) if data else self.vector(prior, self.chosen)
-        right, error = self._data() if data else self._vector()
-        self.rounding = expected.precision.u_out if data else expected.precision.u_param
-        self.right, self.allowed = right, error
-        self.usable = bool(np.isfinite(right + error).all())
-        self.evidence = Evidence(self.got, right, error, self.rounding)
-
-    def elements(self, array: Any, chosen: Array) -> Array:
-        """Elements of an array of x's shape."""
-        whole = array.reshape(self.shape)
-        inner = whole.shape[2]
-        return on_host(whole[self.places // inner, chosen[:, None], self.places % inner]).astype(np.float64)
+        tier = Tier("", True, depth(problem.m))
+        next(iter(expected.parts(output, None, (tier,))))  # what all elements need is found once
+        seen = copy.copy(expected)
+        if data:
+            arrays = {
+                n: self.picked(a) for n, a in expected.inputs.arrays().items() if a.shape == expected.inputs.x.shape
+            }
+            seen.inputs = dataclasses.replace(expected.inputs, **arrays)
+        right, allowed = np.empty((2, *seen.shape(output)))
+        for part in seen.parts(output, None, (tier,)):
+            right[part.index], allowed[part.index] = on_host(part.reference), on_host(part.classes[0][0])
+        self.right, self.allowed = self.columns(right), self.columns(allowed)
+        self.usable = bool(np.isfinite(self.right + self.allowed).all())
+        alpha, beta, prior = seen.blend(output)
+        self.blend = alpha, beta, None if prior is None else self.columns(prior)
+        self.given = self._given(seen.inputs if data else None)
+        p = expected.precision
+        self.evidence = Evidence(self.got, self.right, self.allowed, p.u_out if data else p.u_param)
 
     def picked(self, array: Any) -> Array:
-        """The same of the statistics that are looked at."""
-        return self.elements(array, self.chosen)
+        """The elements that are looked at of an array of x's shape: places in place of images and positions."""
+        dims, parameter = self.expected.problem.dims, self.expected.problem.parameter_dims
+        whole = array.reshape((dims[0], self.count, -1))
+        inner = whole.shape[2]
+        image, inside = (a[:, None] for a in np.divmod(self.places, inner))
+        return on_host(whole[image, np.arange(self.count), inside]).reshape(-1, *parameter[1:])
 
-    def vector(self, array: Any, chosen: Array) -> Array:
-        """The chosen elements of an array of the parameters' size, as a column."""
-        return np.asarray(on_host(array), np.float64).reshape(-1)[chosen][:, None]
+    def columns(self, array: Any, chosen: Array | None = None) -> Array:
+        """The statistics that are looked at of an array of the parameters' size, or of what `picked` gives."""
+        rows = np.asarray(on_host(array), np.float64).reshape(-1, self.count)
+        return rows[:, self.chosen if chosen is None else chosen].T
 
-    def _vector(self) -> tuple[Array, Array]:
-        tier = Tier("", True, depth(self.expected.problem.m))
-        part = next(iter(self.expected.parts(self.output, None, (tier,))))
-        return self.vector(part.reference, self.chosen), self.vector(part.classes[0][0], self.chosen)
+    def _given(self, picked: Inputs | None) -> Given:
+        """The numbers of the statistics; `picked` has the elements of y or dx."""
+        expected, problem, inputs = self.expected, self.expected.problem, self.expected.inputs
+        (mean, inverse), training = (
+            map(self.columns, expected.statistics),
+            problem.operation == Operation.FORWARD_TRAINING,
+        )
+        zero = np.zeros_like(mean)
+        found = Given(
+            problem,
+            mean,
+            inverse,
+            self.columns(inputs.scale) if inputs.scale is not None else zero + 1,
+            self.columns(inputs.bias) if inputs.bias is not None else zero,
+        )
+        if problem.recomputes:
+            found.variance = self.columns(expected.moments.variance)
+        elif inputs.variance is not None and not problem.inverse:
+            found.variance = self.columns(inputs.variance)
+        if training and inputs.mean is not None and problem.old != "nan":
+            found.old_mean, found.old_variance = self.columns(inputs.mean), self.columns(inputs.need("variance"))
+        small = inputs.x.size <= LARGEST
+        if not problem.recomputes and small:
+            axis = 1 if problem.mode != Mode.PER_ACTIVATION else tuple(range(1, len(problem.dims)))
+            own = reference.stats(inputs.x, epsilon=0.0, axis=axis)
+            found.own = self.columns(own.mean), self.columns(own.variance)
+        for name in ("dscale", "dbias"):
+            if name in expected.outputs:
+                setattr(found, name, self.columns(expected.outputs[name]))
+        if picked is not None:
+            found.x = self.columns(picked.x)
+            found.dy = None if picked.dy is None else self.columns(picked.dy)
+            if problem.recomputes and small:
+                found.fields = tuple(self._fields())
+        return found
 
-    def _data(self) -> tuple[Array, Array]:
-        expected, g, p = self.expected, self.given, self.expected.precision
-        tier = Tier("", True, depth(expected.problem.m))
-        d = expected.deviations(tier)
-        errors = [
-            self.vector(np.broadcast_to(a, expected.statistics[0].shape), self.chosen) for a in (d.mean, d.inverse)
-        ]
-        assert g.x is not None
-        if self.output == "y":
-            result = g.scale * (g.x - g.mean) * g.inverse + g.bias
-            error = forward_error(g.x, g.mean, np.abs(g.inverse), g.scale, g.bias, errors, p.u)
-        else:
-            assert g.dy is not None
-            made = g.scale * g.inverse * _inner(g, g.inverse, 1.0, 1.0)
-            if g.dscale is None or g.dbias is None:
-                result, sums = made, [np.zeros_like(g.mean)] * 2
-                dscale = dbias = sums[0]
-            else:
-                dscale, dbias, result = g.dscale, g.dbias, made
-                sums = [self.vector(a, self.chosen) for a in expected.sum_errors(tier)]
-            error = backward_error(
-                g.x, g.dy, result, g.mean, np.abs(g.inverse), g.scale, dscale, dbias, [*errors, *sums], g.m, p.u, True
-            )
-            error = error + np.abs(g.scale * g.inverse) * p.u_param * (np.abs(g.dy) + np.abs(dbias) / g.m)
-        return stored(error, result, *self.blend, p.u, p.u_out, p.tiny_out)
+    def _fields(self) -> Iterator[tuple[str, Array, Array]]:
+        """Mean and variance over other axes, at the elements, with their names."""
+        expected, shape = self.expected, self.expected.inputs.x.shape
+        own = (0,) if expected.problem.mode == Mode.PER_ACTIVATION else (0, *range(2, len(shape)))
+        by_axes = {axes(len(shape)): text for text, axes in reversed(_AXES.items())}
+        for over, text in reversed(by_axes.items()):
+            if over == own or math.prod(shape[a] for a in over) == 1:
+                continue
+            if over not in expected.made:
+                x = on_host(expected.inputs.x).astype(np.float64)
+                expected.made[over] = x.mean(axis=over, keepdims=True), x.var(axis=over, keepdims=True)
+            mean, variance = (self.columns(self.picked(np.broadcast_to(a, shape))) for a in expected.made[over])
+            yield text, mean, variance
 
     def candidates(self) -> Iterator[Made]:
         """The output as each convention makes it that may be within its bound, blended."""
@@ -257,85 +294,28 @@ class _Seen:
         yield from self._other_layout()
 
     def _other_layout(self) -> Iterator[Made]:
-        problem, inputs = self.expected.problem, self.expected.inputs
-        inner = math.prod(problem.dims[2:])
-        if problem.mode == Mode.PER_ACTIVATION or inputs.x.size > LARGEST or inner == 1 or problem.dims[1] == 1:
+        problem, inputs, kept = self.expected.problem, self.expected.inputs, self.expected.made
+        images, channels, *plane = problem.dims
+        inner = math.prod(plane)
+        last, first = (problem.strides[:2] == (inner * channels, step) for step in (1, inner))
+        if problem.mode == Mode.PER_ACTIVATION or inputs.x.size > LARGEST or 1 in (inner, channels):
             return
-        steps, dims = problem.strides, problem.dims
-        last = steps[1] == 1 and steps[0] == inner * dims[1]
-        first = steps[1] == inner and steps[0] == inner * dims[1]
         if not (last or first) or type(self.expected) is not Expected:
             return
 
-        def read(array: Any) -> Array:
-            memory = on_host(array).reshape(dims[0], dims[1], inner)
-            memory = memory.transpose(0, 2, 1) if last else memory
-            if last:  # channels last, read as channels first
-                return np.ascontiguousarray(memory).reshape(dims)
-            return np.ascontiguousarray(memory).reshape(dims[0], inner, dims[1]).transpose(0, 2, 1).reshape(dims)
+        def read(array: Any, last: bool) -> Array:
+            """An array whose memory is read as that of the other layout; `last`: its channels are last in memory."""
+            whole = on_host(array).reshape(images, channels, inner)
+            whole = whole.swapaxes(1, 2) if last else whole.reshape(images, inner, channels).swapaxes(1, 2)
+            return np.ascontiguousarray(whole).reshape(problem.dims)
 
-        def written(array: Array) -> Array:
-            memory = array.reshape(dims[0], dims[1], inner)
-            if last:
-                return memory.reshape(dims[0], inner, dims[1]).transpose(0, 2, 1).reshape(dims)
-            return np.ascontiguousarray(memory.transpose(0, 2, 1)).reshape(dims)
-
-        kept = self.expected.made
         if "layout" not in kept:
-            changed = {n: read(a) for n, a in inputs.arrays().items() if a.shape == inputs.x.shape}
+            changed = {n: read(a, last) for n, a in inputs.arrays().items() if a.shape == inputs.x.shape}
             kept["layout"] = type(self.expected)(problem, dataclasses.replace(inputs, **changed))
-        other = kept["layout"]
+        values = kept["layout"].outputs[self.output]
+        values = self.columns(self.picked(read(values, not last)) if self.output in DATA_OUTPUTS else values)
         word = "NHWC is read as NCHW" if last else "NCHW is read as NHWC"
-        values = other.outputs[self.output]
-        if self.output in DATA_OUTPUTS:
-            alpha, beta, prior = other.blend(self.output)
-            blended_ = blended(values, alpha, beta, None if prior is None else prior.astype(np.float64))
-            yield Made((word,), AXIS, self.picked(written(blended_)))
-        else:
-            yield Made((word,), AXIS, blended(self.vector(values, self.chosen), *self.blend))
-
-
-def given_of(expected: Expected, chosen: Array, picked: Any = None) -> Given:
-    """The numbers of some statistics; `picked` gives the elements of an array of x's shape."""
-    problem, inputs = expected.problem, expected.inputs
-    mean, inverse = expected.statistics
-
-    def vector(array: Any, default: float = 0.0) -> Array:
-        if array is None:
-            return np.full((len(chosen), 1), default)
-        return np.asarray(on_host(array), np.float64).reshape(-1)[chosen][:, None]
-
-    found = Given(
-        problem.m,
-        problem.epsilon,
-        problem.factor,
-        vector(mean),
-        vector(inverse),
-        vector(inputs.scale, 1.0),
-        vector(inputs.bias),
-        training=problem.operation == Operation.FORWARD_TRAINING,
-        unbiased=problem.unbiased,
-        saves_variance=problem.saves_variance,
-    )
-    if problem.recomputes:
-        found.variance = vector(expected.moments.variance)
-    elif inputs.variance is not None and not problem.inverse:
-        found.variance = vector(inputs.variance)
-    if problem.operation == Operation.FORWARD_TRAINING and inputs.mean is not None and problem.old != "nan":
-        found.old_mean, found.old_variance = vector(inputs.mean), vector(inputs.variance)
-    if not problem.recomputes and inputs.x.size <= LARGEST:
-        axis = 1 if problem.mode != Mode.PER_ACTIVATION else tuple(range(1, len(problem.dims)))
-        own = reference.stats(inputs.x, epsilon=0.0, axis=axis)
-        found.own = vector(own.mean), vector(own.variance)
-    for name in ("dscale", "dbias"):
-        if name in expected.outputs:
-            setattr(found, name, vector(expected.outputs[name]))
-    if picked is not None:
-        found.x = picked(inputs.x)
-        found.dy = None if inputs.dy is None else picked(inputs.dy)
-        if problem.recomputes and inputs.x.size <= LARGEST:
-            found.fields = tuple(_fields(expected, picked))
-    return found
+        yield Made((word,), AXIS, blended(values, *self.blend))
 
 
 _AXES: dict[str, Callable[[int], tuple[int, ...]]] = {
@@ -348,20 +328,6 @@ _AXES: dict[str, Callable[[int], tuple[int, ...]]] = {
     "statistics are over the last axis": lambda d: (d - 1,),
     "statistics are over all axes but the last": lambda d: tuple(range(d - 1)),
 }
-
-
-def _fields(expected: Expected, picked: Any) -> Iterator[tuple[str, Array, Array]]:
-    shape, kept = expected.inputs.x.shape, expected.made
-    own = (0,) if expected.problem.mode == Mode.PER_ACTIVATION else (0, *range(2, len(shape)))
-    by_axes = {axes(len(shape)): text for text, axes in reversed(_AXES.items())}
-    for over, text in reversed(by_axes.items()):
-        if over == own or math.prod(shape[a] for a in over) == 1:
-            continue
-        if over not in kept:
-            x = on_host(expected.inputs.x).astype(np.float64)
-            kept[over] = x.mean(axis=over, keepdims=True), x.var(axis=over, keepdims=True)
-        mean, variance = (picked(np.broadcast_to(a, shape)) for a in kept[over])
-        yield text, mean, variance
 
 
 class _Way(NamedTuple):
@@ -380,41 +346,40 @@ class _Block(NamedTuple):
 
     def stacked(self) -> Iterator[Array]:
         """The values of all ways at the first few elements: an axis for each row, then statistics and places."""
-        for axis, row in enumerate(self.ways):
+        for axis, row in enumerate(self.ways, 1):
             for same in zip(*(way.values for way in row), strict=True):
-                arrays = [np.atleast_2d(a)[:, :FEW] for a in same]
-                shape = [max(a.shape[i] for a in arrays) for i in (0, 1)]
-                whole = np.empty((len(row), *(1,) * (len(self.ways) - axis - 1), *shape))
-                for number, array in enumerate(arrays):
-                    whole[number] = array
-                yield whole
+                whole = np.stack(np.broadcast_arrays(*(np.atleast_2d(a)[:, :FEW] for a in same)))
+                yield whole.reshape(len(row), *(1,) * (len(self.ways) - axis), *whole.shape[1:])
 
 
-def _forms(*ways: tuple[str, str, Array]) -> Iterator[_Block]:
+def _forms(*ways: tuple[str, str, Array]) -> list[_Way]:
+    return [_Way(text, switch, (values,)) for text, switch, values in ways]
+
+
+def _alone(*ways: tuple[str, str, Array]) -> _Block:
     """An output's forms, with their texts and switches."""
-    yield _Block(([_Way(text, switch, (values,)) for text, switch, values in ways],), lambda g, values: values)
+    return _Block((_forms(*ways),), lambda g, values: values)
 
 
 def _epsilons(epsilon: float) -> Iterator[tuple[str, str, float]]:
-    seen = {epsilon, 0.0}
-    for value, where in DEFAULTS.items():
-        if not any(math.isclose(value, other, rel_tol=1e-6) for other in seen):
-            seen.add(value)
-            yield f"epsilon is {value:g}, not {epsilon:g}", where, value
-    for times, word in ((10, "10 times"), (100, "100 times"), (0.1, "a tenth of"), (0.01, "a hundredth of")):
+    words = {10: "10 times", 100: "100 times", 0.1: "a tenth of", 0.01: "a hundredth of"}
+    ways = [(f"epsilon is {value:g}, not {epsilon:g}", where, value) for value, where in DEFAULTS.items()]
+    for times, word in words.items():
         value = epsilon * times
-        if value and not any(math.isclose(value, other, rel_tol=1e-6) for other in seen):
-            seen.add(value)
-            yield f"epsilon is {word} what it should be: {value:g}, not {epsilon:g}", "", value
-    if epsilon:
-        yield "epsilon is missing", "", 0.0
-        yield f"epsilon is added twice: {2 * epsilon:g}", "", 2 * epsilon
+        ways.append((f"epsilon is {word} what it should be: {value:g}, not {epsilon:g}", "", value))
+    ways.append(("epsilon is missing", "", 0.0))
+    ways.append((f"epsilon is added twice: {2 * epsilon:g}", "", 2 * epsilon))
+    seen = [epsilon]
+    for way in ways:
+        if not any(math.isclose(way[2], other, rel_tol=1e-6) for other in seen):
+            seen.append(way[2])
+            yield way
 
 
 def _spreads(g: Given) -> Iterator[_Way]:
     """The inverse standard deviation from the variance, and what it is in other conventions."""
     yield _Way("", "", (g.inverse,))
-    v, epsilon = g.variance, g.epsilon
+    v, epsilon = g.variance, g.problem.epsilon
     if v is None:
         s = g.inverse
         yield _Way("the inverse standard deviation is taken for a variance", VARIANCE, (1 / np.sqrt(s + epsilon),))
@@ -423,21 +388,19 @@ def _spreads(g: Given) -> Iterator[_Way]:
         return
     for text, switch, value in _epsilons(epsilon):
         yield _Way(text, switch, (1 / np.sqrt(v + value),))
+    c, rms = g.bessel, v + g.mean**2
+    unbiased = "the unbiased standard deviation plus epsilon: sqrt(var m / (m - 1)) + eps"
+    roots = "the root of epsilon is added to the standard deviation: sqrt(var) + sqrt(eps)"
     yield _Way("epsilon is added to the standard deviation: sqrt(var) + eps", OUTSIDE, (1 / (np.sqrt(v) + epsilon),))
-    roots = np.sqrt(v) + math.sqrt(epsilon)
-    yield _Way("the root of epsilon is added to the standard deviation: sqrt(var) + sqrt(eps)", "", (1 / roots,))
+    yield _Way(roots, "", (1 / (np.sqrt(v) + math.sqrt(epsilon)),))
     yield _Way("max(var, eps) in place of var + eps", "", (1 / np.sqrt(np.maximum(v, epsilon)),))
-    if g.m > 1:
-        c = g.m / (g.m - 1)
-        yield _Way("normalized by the unbiased variance, m / (m - 1) too large", "", (1 / np.sqrt(v * c + epsilon),))
-        text = "the unbiased standard deviation plus epsilon: sqrt(var m / (m - 1)) + eps"
-        yield _Way(text, "PyTorch: x.std(); NumPy: x.std(ddof=1)", (1 / (np.sqrt(v * c) + epsilon),))
+    yield _Way("normalized by the unbiased variance, m / (m - 1) too large", "", (1 / np.sqrt(v * c + epsilon),))
+    yield _Way(unbiased, "PyTorch: x.std(); NumPy: x.std(ddof=1)", (1 / (np.sqrt(v * c) + epsilon),))
     yield _Way("divided by the variance, without its root", "", (1 / (v + epsilon),))
     yield _Way("multiplied by the standard deviation, not by its inverse", "", (np.sqrt(v + epsilon),))
     yield _Way("the variance is taken for an inverse standard deviation", VARIANCE, (v,))
     yield _Way("the variance is taken for a standard deviation", "", (1 / v,))
     yield _Way("not divided by the standard deviation", "", (np.ones_like(v),))
-    rms = v + g.mean**2
     yield _Way("the mean square in place of the variance", "", (1 / np.sqrt(rms + epsilon),))
 
 
@@ -445,26 +408,23 @@ def _statistics(g: Given) -> Iterator[_Way]:
     """Mean and inverse standard deviation that y or dx is made with."""
     for way in _spreads(g):
         yield way._replace(values=(g.mean, *way.values))
-    zero = np.zeros_like(g.mean)
+    zero, v, epsilon = np.zeros_like(g.mean), g.variance, g.problem.epsilon
     yield _Way("the mean is not subtracted", "", (zero, g.inverse))
     yield _Way("the mean is added, not subtracted", "", (-g.mean, g.inverse))
-    if g.variance is not None:
-        rms = 1 / np.sqrt(g.variance + g.mean**2 + g.epsilon)
-        yield _Way("the mean is not subtracted, and the mean square is the variance (RMS norm)", "", (zero, rms))
-    if g.old_mean is not None and g.old_variance is not None and g.variance is not None:
-        old = 1 / np.sqrt(g.old_variance + g.epsilon)
-        yield _Way("training normalizes by the running statistics", EVALUATION, (g.old_mean, old))
-        for word, c in (("", g.m / (g.m - 1) if g.m > 1 else 1.0), (", biased", 1.0)):
-            mean = g.factor * g.mean + (1 - g.factor) * g.old_mean
-            variance = g.factor * c * g.variance + (1 - g.factor) * g.old_variance
-            text = f"training normalizes by the running statistics after their update{word}"
-            yield _Way(text, "", (mean, 1 / np.sqrt(variance + g.epsilon)))
+    others = [(text, AXIS, mean, variance) for text, mean, variance in g.fields]
+    if v is not None:
+        rms = "the mean is not subtracted, and the mean square is the variance (RMS norm)"
+        others.append((rms, "", zero, v + g.mean**2))
+    if g.old_mean is not None and g.old_variance is not None and v is not None:
+        text = "training normalizes by the running statistics"
+        others.append((text, EVALUATION, g.old_mean, g.old_variance))
+        mean = g.updated(g.old_mean, g.mean)
+        for word, c in (("", g.bessel), (", biased", 1.0)):
+            others.append((f"{text} after their update{word}", "", mean, g.updated(g.old_variance, c * v)))
     if g.own is not None:
-        mean, variance = g.own
-        of = "x's own statistics in place of those that are given"
-        yield _Way(of, EVALUATION, (mean, 1 / np.sqrt(variance + g.epsilon)))
-    for text, mean, variance in g.fields:
-        yield _Way(text, AXIS, (mean, 1 / np.sqrt(variance + g.epsilon)))
+        others.append(("x's own statistics in place of those that are given", EVALUATION, *g.own))
+    for text, switch, mean, variance in others:
+        yield _Way(text, switch, (mean, 1 / np.sqrt(variance + epsilon)))
 
 
 def _scales(g: Given) -> Iterator[_Way]:
@@ -515,10 +475,8 @@ def _terms(g: Given) -> Iterator[_Way]:
     yield _Way("dx without 1/sigma in its projection", "", (1.0, 1 / r))
     yield _Way("dx with 1/sigma squared in its projection", "", (1.0, r))
     yield _Way("dx with the terms added, not subtracted", "", (-1.0, -1.0))
-    if g.m > 1:
-        c = g.m / (g.m - 1)
-        yield _Way("dx with a projection divided by m - 1", "", (1.0, c))
-        yield _Way("dx with means divided by m - 1", "", (c, c))
+    yield _Way("dx with a projection divided by m - 1", "", (1.0, g.bessel))
+    yield _Way("dx with means divided by m - 1", "", (g.bessel, g.bessel))
 
 
 def _inner(g: Given, inverse: Any, centre: Any, along: Any) -> Array:
@@ -549,28 +507,27 @@ def _dscale(g: Given) -> Iterator[_Block]:
     if g.dscale is None or g.dbias is None:
         return
     d, b, r = g.dscale, g.dbias, g.inverse
-    forms = {
-        "": d,
-        "dscale without 1/sigma": d / r,
-        "dscale with 1/sigma squared": d * r,
-        "dscale by y in place of x_hat": g.scale * d + g.bias * b,
-        "dscale by x in place of x_hat": d / r + g.mean * b,
-        "dscale by x / sigma, without the mean": d + g.mean * r * b,
-        "dscale divided by gamma": d / g.scale,
-        "dscale multiplied by gamma": d * g.scale,
-        "dscale is a mean, not a sum": d / g.m,
-        "dscale has the other sign": -d,
-        "dscale and dbias are taken for one another": b,
-    }
-    ways = [_Way(text, "", (values,)) for text, values in forms.items()]
-    yield _Block((list(_spreads(g)), ways), lambda g, inverse, values: values * inverse / g.inverse)
+    forms = _forms(
+        ("", "", d),
+        ("dscale without 1/sigma", "", d / r),
+        ("dscale with 1/sigma squared", "", d * r),
+        ("dscale by y in place of x_hat", "", g.scale * d + g.bias * b),
+        ("dscale by x in place of x_hat", "", d / r + g.mean * b),
+        ("dscale by x / sigma, without the mean", "", d + g.mean * r * b),
+        ("dscale divided by gamma", "", d / g.scale),
+        ("dscale multiplied by gamma", "", d * g.scale),
+        ("dscale is a mean, not a sum", "", d / g.m),
+        ("dscale has the other sign", "", -d),
+        ("dscale and dbias are taken for one another", "", b),
+    )
+    yield _Block((list(_spreads(g)), forms), lambda g, inverse, values: values * inverse / g.inverse)
 
 
 def _dbias(g: Given) -> Iterator[_Block]:
     if g.dscale is None or g.dbias is None:
         return
     b = g.dbias
-    yield from _forms(
+    yield _alone(
         ("", "", b),
         ("dbias is a mean, not a sum", "", b / g.m),
         ("dbias has the other sign", "", -b),
@@ -582,19 +539,17 @@ def _dbias(g: Given) -> Iterator[_Block]:
 
 
 def _saved_mean(g: Given) -> Iterator[_Block]:
-    yield from _forms(
+    forms = [
         ("", "", g.mean),
         ("the sum is saved, not the mean", "", g.mean * g.m),
         ("the mean is saved with the other sign", "", -g.mean),
-    )
-    if g.m > 1:
-        yield from _forms(("the mean is divided by m - 1", "", g.mean * g.m / (g.m - 1)))
+        ("the mean is divided by m - 1", "", g.mean * g.bessel),
+    ]
     if g.old_mean is not None:
-        new = g.factor * g.mean + (1 - g.factor) * g.old_mean
-        yield from _forms(
-            ("the running mean of before is saved, not the batch's", EVALUATION, g.old_mean),
-            ("the running mean after its update is saved, not the batch's", "", new),
-        )
+        new = g.updated(g.old_mean, g.mean)
+        forms.append(("the running mean of before is saved, not the batch's", EVALUATION, g.old_mean))
+        forms.append(("the running mean after its update is saved, not the batch's", "", new))
+    yield _alone(*forms)
 
 
 _SAVED = (
@@ -606,38 +561,33 @@ _SAVED = (
 
 
 def _saved_spread(g: Given) -> Iterator[_Block]:
-    v, e = g.variance, g.epsilon
+    v, e, c, saves_variance = g.variance, g.problem.epsilon, g.bessel, g.problem.saves_variance
     if v is None:
         return
-    c = g.m / (g.m - 1) if g.m > 1 else 1.0
-    what = "the variance" if g.saves_variance else "the inverse standard deviation"
-    forms: list[tuple[str, str, Array]] = [
-        ("variance", VARIANCE, v),
-        ("unbiased variance", VARIANCE, c * v),
-        ("variance with epsilon", VARIANCE, v + e),
-        ("standard deviation", "", np.sqrt(v)),
-        ("standard deviation with epsilon", "", np.sqrt(v + e)),
-        ("standard deviation of the unbiased variance", "", np.sqrt(c * v)),
-        ("inverse variance", "", 1 / (v + e)),
-        ("sum of squares, not divided by m", "", v * g.m),
-        ("mean square", "", v + g.mean**2),
-    ]
-    inverse = ("inverse standard deviation", VARIANCE, g.inverse)
-    if g.saves_variance:
-        forms = [*forms[1:], inverse]
-    yield from _forms(("", "", v if g.saves_variance else g.inverse))
-    yield from _forms(*((f"the {name} is saved, not {what}", switch, values) for name, switch, values in forms))
-    if not g.saves_variance:
-        yield from _forms(*((w.text, w.switch, *w.values) for w in _spreads(g) if w.text and w.text not in _SAVED))
+    what = "the variance" if saves_variance else "the inverse standard deviation"
+    others: dict[str, tuple[str, Array]] = {
+        "the variance": (VARIANCE, v),
+        "the unbiased variance": (VARIANCE, c * v),
+        "the variance with epsilon": (VARIANCE, v + e),
+        "the standard deviation": ("", np.sqrt(v)),
+        "the standard deviation with epsilon": ("", np.sqrt(v + e)),
+        "the standard deviation of the unbiased variance": ("", np.sqrt(c * v)),
+        "the inverse variance": ("", 1 / (v + e)),
+        "the sum of squares, not divided by m": ("", v * g.m),
+        "the mean square": ("", v + g.mean**2),
+        "the inverse standard deviation": (VARIANCE, g.inverse),
+    }
+    forms = [("", "", others.pop(what)[1])]
+    forms += [(f"{name} is saved, not {what}", switch, values) for name, (switch, values) in others.items()]
+    if not saves_variance:
+        forms += [(w.text, w.switch, *w.values) for w in _spreads(g) if w.text and w.text not in _SAVED]
     if g.old_variance is not None:
-        old = g.old_variance if g.saves_variance else 1 / np.sqrt(g.old_variance + e)
-        yield from _forms(
-            ("the running variance of before is saved, not the batch's", EVALUATION, old),
-            ("the running variance itself is saved", "", g.old_variance),
-        )
-        new = g.factor * (v if not g.unbiased else c * v) + (1 - g.factor) * g.old_variance
-        new = new if g.saves_variance else 1 / np.sqrt(new + e)
-        yield from _forms(("the running variance after its update is saved, not the batch's", "", new))
+        new = g.updated(g.old_variance, c * v if g.problem.unbiased else v)
+        old, new = (a if saves_variance else 1 / np.sqrt(a + e) for a in (g.old_variance, new))
+        forms.append(("the running variance of before is saved, not the batch's", EVALUATION, old))
+        forms.append(("the running variance itself is saved", "", g.old_variance))
+        forms.append(("the running variance after its update is saved, not the batch's", "", new))
+    yield _alone(*forms)
 
 
 def _averages(f: float) -> Iterator[_Way]:
@@ -655,41 +605,43 @@ def _averages(f: float) -> Iterator[_Way]:
     yield _Way("the update is made twice", "", (f + (1 - f) * f, (1 - f) ** 2))
 
 
-def _running(g: Given, old: Array, kinds: list[_Way]) -> Iterator[_Block]:
-    yield _Block((kinds, list(_averages(g.factor))), lambda g, batch, new, kept: new * batch + kept * old)
+def _running(g: Given, old: Array, *kinds: tuple[str, str, Array]) -> Iterator[_Block]:
+    averages = list(_averages(g.problem.factor))
+    yield _Block((_forms(*kinds), averages), lambda g, batch, new, kept: new * batch + kept * old)
 
 
 def _running_mean(g: Given) -> Iterator[_Block]:
     if g.old_mean is not None:
-        kinds = [_Way("", "", (g.mean,)), _Way("the running mean takes sums, not means", "", (g.mean * g.m,))]
-        if g.m > 1:
-            kinds.append(_Way("the running mean takes a sum over m - 1", "", (g.mean * g.m / (g.m - 1),)))
-        yield from _running(g, g.old_mean, kinds)
+        yield from _running(
+            g,
+            g.old_mean,
+            ("", "", g.mean),
+            ("the running mean takes sums, not means", "", g.mean * g.m),
+            ("the running mean takes a sum over m - 1", "", g.mean * g.bessel),
+        )
 
 
 def _running_variance(g: Given) -> Iterator[_Block]:
-    if g.old_variance is None or g.variance is None:
+    if g.old_mean is None or g.old_variance is None or g.variance is None:
         return
-    v, c = g.variance, g.m / (g.m - 1) if g.m > 1 else 1.0
-    own, other = (c * v, v) if g.unbiased else (v, c * v)
-    takes = "running_variance takes the biased variance (a sum over m, not m - 1)"
-    if not g.unbiased:
-        takes = "running_variance takes the unbiased variance (a sum over m - 1, not m)"
-    kinds = [
-        _Way("", "", (own,)),
-        _Way(takes, BIASED, (other,)),
-        _Way("running_variance takes the standard deviation", "", (np.sqrt(v),)),
-        _Way("running_variance takes the inverse standard deviation", "", (g.inverse,)),
-        _Way("running_variance takes the variance with epsilon", "", (v + g.epsilon,)),
-        _Way("running_variance takes the sum of squares, not divided by m", "", (v * g.m,)),
-        _Way("running_variance takes m / (m - 1) twice", "", (c * c * v,)),
-        _Way("running_variance takes (m - 1) / m in place of m / (m - 1)", "", (v / c,)),
-        _Way("running_variance takes the mean square", "", (v + g.mean**2,)),
-    ]
-    if g.old_mean is not None:
-        about = v + (g.mean - g.old_mean) ** 2
-        kinds.append(_Way("running_variance takes the variance about the old running mean", "", (about,)))
-    yield from _running(g, g.old_variance, kinds)
+    v, c, takes = g.variance, g.bessel, "running_variance takes the"
+    own, other = c * v, (f"{takes} biased variance (a sum over m, not m - 1)", BIASED, v)
+    if not g.problem.unbiased:
+        own, other = v, (f"{takes} unbiased variance (a sum over m - 1, not m)", BIASED, c * v)
+    yield from _running(
+        g,
+        g.old_variance,
+        ("", "", own),
+        other,
+        (f"{takes} standard deviation", "", np.sqrt(v)),
+        (f"{takes} inverse standard deviation", "", g.inverse),
+        (f"{takes} variance with epsilon", "", v + g.problem.epsilon),
+        (f"{takes} sum of squares, not divided by m", "", v * g.m),
+        ("running_variance takes m / (m - 1) twice", "", c * c * v),
+        ("running_variance takes (m - 1) / m in place of m / (m - 1)", "", v / c),
+        (f"{takes} mean square", "", v + g.mean**2),
+        (f"{takes} variance about the old running mean", "", v + (g.mean - g.old_mean) ** 2),
+    )
 
 
 _MAKERS: dict[str, Callable[[Given], Iterator[_Block]]] = {
@@ -709,50 +661,48 @@ def alike(expected: Expected, output: str, got: Array) -> list[str]:
     """Conventions that make of these data what the definition makes, within the bound; only those that stand alone."""
     with np.errstate(all="ignore"):
         seen = _Seen(expected, output, got)
-        if not seen.usable:
-            return []
-        found = []
-        for made in seen.candidates():
-            near = np.abs(np.broadcast_to(made.values, seen.got.shape) - seen.got) <= seen.allowed
-            same = np.array_equal(np.broadcast_to(made.values, seen.right.shape), seen.right)
-            if len(made.texts) == 1 and near.all() and not same:
-                found.append(made.texts[0])
-    return list(dict.fromkeys(found))
+        found: dict[str, None] = {}
+        for made in seen.candidates() if seen.usable else ():
+            near = np.abs(made.values - seen.got) <= seen.allowed
+            other = np.abs(made.values - seen.right) > 1e-9 * seen.allowed
+            if len(made.texts) == 1 and near.all() and other.any():
+                found[made.texts[0]] = None
+    return list(found)
 
 
-def fitted_epsilon(expected: Expected, output: str, got: Array) -> str:
-    """The epsilon that explains y or 1/sigma best, in words; empty if none does in every channel."""
+def fitted(expected: Expected, output: str, got: Array) -> str:
+    """The epsilon or factor that explains y, 1/sigma or a running statistic best, in words; empty if none does."""
     with np.errstate(all="ignore"):
         seen = _Seen(expected, output, got)
-        if not seen.usable or seen.given.variance is None:
-            return ""
-        g, variance, inverse = seen.given, seen.given.variance, seen.got
-        if output == "y":
-            assert g.x is not None
-            normal = g.scale * (g.x - g.mean)
-            normal = normal - normal.mean(axis=1, keepdims=True)
-            inverse = (normal * seen.got).sum(axis=1, keepdims=True) / (normal**2).sum(axis=1, keepdims=True)
-        epsilon = float(np.median(1 / inverse**2 - variance))
-        made = 1 / np.sqrt(variance + epsilon)
-        if output == "y":
-            made = g.scale * (g.x - g.mean) * made + g.bias
-        if not (epsilon >= 0 and (np.abs(made - seen.got) <= 4 * seen.allowed).all()):
-            return ""
-    return f"epsilon={epsilon:.3g} fits"
+        if seen.usable and output in ("y", "saved_inv_variance"):
+            return _fitted_epsilon(seen)
+        return _fitted_factor(seen) if seen.usable and output.startswith("running") else ""
 
 
-def fitted_factor(expected: Expected, output: str, got: Array) -> str:
-    """The factor that explains a running statistic best, in words; empty if none does in every channel."""
-    with np.errstate(all="ignore"):
-        seen = _Seen(expected, output, got)
-        g = seen.given
-        old, batch = (g.old_mean, g.mean) if output == "running_mean" else (g.old_variance, g.variance)
-        if not seen.usable or old is None or batch is None:
-            return ""
-        c = g.m / (g.m - 1) if g.m > 1 and output == "running_variance" else 1.0
-        for word, own in (("", c * batch), (" with the biased variance", batch)):
-            apart = own - old
-            factor = float(((seen.got - old) * apart).sum() / (apart**2).sum())
-            if (np.abs(factor * own + (1 - factor) * old - seen.got) <= 4 * seen.allowed).all():
-                return f"factor={factor:.4g}{word} fits"
+def _fitted_epsilon(seen: _Seen) -> str:
+    g, inverse = seen.given, seen.got
+    if g.variance is None:
+        return ""
+    if g.x is not None:
+        normal = g.scale * (g.x - g.mean)
+        normal = normal - normal.mean(axis=1, keepdims=True)
+        inverse = (normal * seen.got).sum(axis=1, keepdims=True) / (normal**2).sum(axis=1, keepdims=True)
+    epsilon = float(np.median(1 / inverse**2 - g.variance))
+    made = 1 / np.sqrt(g.variance + epsilon)
+    if g.x is not None:
+        made = g.scale * (g.x - g.mean) * made + g.bias
+    fits = epsilon >= 0 and (np.abs(made - seen.got) <= 4 * seen.allowed).all()
+    return f"epsilon={epsilon:.3g} fits" if fits else ""
+
+
+def _fitted_factor(seen: _Seen) -> str:
+    g, mean = seen.given, seen.output == "running_mean"
+    old, batch = (g.old_mean, g.mean) if mean else (g.old_variance, g.variance)
+    if old is None or batch is None:
+        return ""
+    for word, own in (("", batch if mean else g.bessel * batch), (" with the biased variance", batch)):
+        apart = own - old
+        factor = float(((seen.got - old) * apart).sum() / (apart**2).sum())
+        if (np.abs(factor * own + (1 - factor) * old - seen.got) <= 4 * seen.allowed).all():
+            return f"factor={factor:.4g}{word} fits"
     return ""

@@ -12,7 +12,7 @@ import numpy as np
 from pybnorm import _arguments, _files
 from pybnorm._arrays import as_buffer, numpy_dtype
 from pybnorm.check.judging.bounds import Expected, expect, judge
-from pybnorm.check.judging.conventions import alike, convention_of, fitted_epsilon, fitted_factor
+from pybnorm.check.judging.conventions import alike, convention_of, fitted
 from pybnorm.check.judging.standalone import as_numpy
 from pybnorm.check.language.data import Inputs, round_to
 from pybnorm.check.language.problem import Problem
@@ -229,12 +229,7 @@ def _fit(expected: Expected, name: str, output: str, got: Array) -> Fit:
     found = convention_of(expected, output, got)
     if found is not None:
         return Fit(name, str(found), verdict.ratio)
-    hint = ""
-    if output in ("running_mean", "running_variance"):
-        hint = fitted_factor(expected, output, got)
-    elif output in ("y", "saved_inv_variance"):
-        hint = fitted_epsilon(expected, output, got)
-    return Fit(name, "", verdict.ratio, hint=hint)
+    return Fit(name, "", verdict.ratio, hint=fitted(expected, output, got))
 
 
 def _kind(name: str, array: Array) -> DataType:
