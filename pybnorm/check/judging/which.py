@@ -19,6 +19,7 @@ from pybnorm.check.language.problem import Problem
 from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 from pybnorm.reference.namespaces import Array
+from pybnorm.reference.rounding import _data_type
 
 RESULTS = {
     "y": "y",
@@ -33,7 +34,6 @@ RESULTS = {
 """Arguments that are results, and the outputs of a case that they are."""
 ARRAYS = ("x", "scale", "bias", "dy", "running_mean", "running_variance", *RESULTS)
 NUMBERS = ("epsilon", "factor", "axis", "training")
-_AS_DEFINED = "as defined"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,13 +134,7 @@ def which_convention(
     saved_inv_variance: the variance is saved, not the inverse standard deviation (oneDNN saves the variance; cuDNN, MIOpen and PyTorch the inverse standard deviation)
     new_running_mean: momentum is the other way round: running = factor * old + (1 - factor) * batch (Keras, TensorFlow, ONNX and flax: momentum = 1 - factor of PyTorch, cuDNN and MIOpen)
     """  # noqa: E501
-    given = {
-        **{"x": x, "scale": scale, "bias": bias, "dy": dy},
-        **{"running_mean": running_mean, "running_variance": running_variance},
-        **{"y": y, "dx": dx, "dscale": dscale, "dbias": dbias},
-        **{"saved_mean": saved_mean, "saved_inv_variance": saved_inv_variance},
-        **{"new_running_mean": new_running_mean, "new_running_variance": new_running_variance},
-    }
+    given = {name: value for name, value in locals().items() if name in ARRAYS}
     epsilon, factor = _arguments.scalar(epsilon, "epsilon"), _arguments.scalar(factor, "factor")
     training = _arguments.boolean(training, "training")
     if x is None:
@@ -150,15 +144,12 @@ def which_convention(
     if not results:
         raise ArgumentError("results", "none", " | ".join(RESULTS))
     backward = [n for n in results if n in ("dx", "dscale", "dbias")]
-    found = []
-    if forward := [n for n in results if n not in backward]:
-        if not training and forward != ["y"]:
-            raise ArgumentError("training", False, f"True with {' and '.join(n for n in forward if n != 'y')}")
-        operation = Operation.FORWARD_TRAINING if training else Operation.FORWARD_INFERENCE
-        found += call.fits(operation, forward, epsilon, factor)
-    if backward:
-        found += call.fits(Operation.BACKWARD, backward, epsilon, factor)
-    return found
+    forward = [n for n in results if n not in backward]
+    if not training and forward not in ([], ["y"]):
+        raise ArgumentError("training", False, f"True with {' and '.join(n for n in forward if n != 'y')}")
+    operation = Operation.FORWARD_TRAINING if training else Operation.FORWARD_INFERENCE
+    found = call.fits(operation, forward, epsilon, factor) if forward else []
+    return found + (call.fits(Operation.BACKWARD, backward, epsilon, factor) if backward else [])
 
 
 class _Call:
@@ -171,72 +162,57 @@ class _Call:
         axis = _arguments.integer(axis, "axis", low=-x.ndim, high=x.ndim - 1) % x.ndim
         self.dims = np.moveaxis(x, axis, 1).shape
         self.parameter_dims = (1, self.dims[1], *(1,) * (len(self.dims) - 2))
-        self.dtype = _kind("x", x)
+        self.dtype = _data_type(x, "x")
+        self.kind = np.float64 if self.dtype == DataType.FLOAT64 else np.float32
         self.arrays: dict[str, Array] = {}
         for name, array in arrays.items():
             if name in ("x", "y", "dy", "dx"):
                 if array.shape != x.shape:
                     raise ArgumentError(name, f"shape {array.shape}", f"that of x, {x.shape}")
-                self.arrays[name] = np.moveaxis(array, axis, 1)
+                self.arrays[name] = round_to(np.moveaxis(array, axis, 1).astype(np.float64), self.dtype)
             elif array.size != self.dims[1]:
                 raise ArgumentError(name, f"shape {array.shape}", f"{self.dims[1]} elements, one for each channel")
             else:
-                self.arrays[name] = array.reshape(self.parameter_dims)
+                self.arrays[name] = array.reshape(self.parameter_dims).astype(self.kind)
 
     def fits(self, operation: Operation, results: list[str], epsilon: float, factor: float) -> list[Fit]:
         """The convention of each result of one operation."""
-        arrays, kind = self.arrays, np.float64 if self.dtype == DataType.FLOAT64 else np.float32
+        backward, arrays = operation == Operation.BACKWARD, self.arrays
 
         def vector(name: str, default: float) -> Array:
-            return np.asarray(arrays.get(name, np.full(self.parameter_dims, default)), kind)
+            return arrays.get(name, np.full(self.parameter_dims, default, self.kind))
 
-        def stored(name: str) -> Array:
-            return round_to(np.asarray(arrays[name], np.float64), self.dtype)
-
-        if operation == Operation.FORWARD_INFERENCE or any(n.startswith("new_running") for n in results):
-            needed = {n.removeprefix("new_") for n in results} & {"running_mean", "running_variance"}
-            needed = needed or {"running_mean", "running_variance"}
-            if missing := [n for n in sorted(needed) if n not in arrays]:
-                raise ArgumentError(missing[0], None, f"an array: {' and '.join(results)} follow from it")
-        if operation == Operation.BACKWARD and "dy" not in arrays:
-            raise ArgumentError("dy", None, f"an array: {' and '.join(results)} follow from it")
-        running = any(n in arrays for n in ("running_mean", "running_variance"))
+        statistics = ("running_mean", "running_variance")
+        needed = ["dy"] if backward else [n for n in statistics if f"new_{n}" in results]
+        if operation == Operation.FORWARD_INFERENCE:
+            needed = [*statistics]
+        if missing := [n for n in needed if n not in arrays]:
+            raise ArgumentError(missing[0], None, f"an array: {' and '.join(results)} follow from it")
+        running = any(n in arrays for n in statistics)
         problem = Problem(operation, Mode.SPATIAL, self.dtype, self.dims, fill="randn", eps=epsilon)
         if operation == Operation.FORWARD_TRAINING:
             problem = dataclasses.replace(problem, factor=factor, running=running)
-        elif operation == Operation.BACKWARD:
+        elif backward:
             problem = dataclasses.replace(problem, saved=False)
         none = np.full(self.dims, np.nan, numpy_dtype(self.dtype))
-        inputs = Inputs(stored("x"), vector("scale", 1.0), bias=vector("bias", 0.0), prior=none)
-        if operation == Operation.BACKWARD:
-            inputs.dy = stored("dy")
-            inputs.prior_scale = inputs.prior_bias = np.full(self.parameter_dims, np.nan, kind)
+        inputs = Inputs(arrays["x"], vector("scale", 1.0), bias=vector("bias", 0.0), prior=none)
+        if backward:
+            inputs.dy = arrays["dy"]
+            inputs.prior_scale = inputs.prior_bias = np.full(self.parameter_dims, np.nan, self.kind)
         elif running:
             inputs.mean, inputs.variance = vector("running_mean", 0.0), vector("running_variance", 1.0)
         expected = expect(problem, inputs)
-        return [_fit(expected, name, RESULTS[name], self._got(name)) for name in results]
-
-    def _got(self, name: str) -> Array:
-        if name in ("y", "dx"):
-            return round_to(np.asarray(self.arrays[name], np.float64), self.dtype)
-        return np.asarray(self.arrays[name], np.float64 if self.dtype == DataType.FLOAT64 else np.float32)
+        return [_fit(expected, name, RESULTS[name], arrays[name]) for name in results]
 
 
 def _fit(expected: Expected, name: str, output: str, got: Array) -> Fit:
     verdict = judge(expected, output, got)
     if verdict.status.correct:
-        return Fit(name, _AS_DEFINED, verdict.ratio, tuple(alike(expected, output, got)))
+        return Fit(name, "as defined", verdict.ratio, tuple(alike(expected, output, got)))
     found = convention_of(expected, output, got)
     if found is not None:
         return Fit(name, str(found), verdict.ratio)
     return Fit(name, "", verdict.ratio, hint=fitted(expected, output, got))
-
-
-def _kind(name: str, array: Array) -> DataType:
-    for dtype in DataType:
-        if array.dtype == numpy_dtype(dtype):
-            return dtype
-    raise ArgumentError(name, f"dtype {array.dtype}", " | ".join(d.name.lower() for d in DataType))
 
 
 def _numpy(name: str, value: Any) -> Array:
