@@ -187,140 +187,123 @@ def _changed_statistic(problem: Problem, inputs: Inputs, name: str) -> Inputs:
     return dataclasses.replace(inputs, **{name: round_to(new, problem.dtype)})
 
 
-def _composed_changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, Inputs]]:
-    """Change the inputs of a composed operation: all that its call is given, where the result depends on it."""
-    blends = "alpha" in problem.options
-    sums = problem.composed != "backward_elemt" and bool(problem.alpha_param)
-    statistics_in_dx = problem.composed not in ("frozen", "backward_reduce") and bool(problem.alpha)
-    dy = inputs.need("dy").astype(np.float64)
-    # where x has the most weight
-    places: dict[str, int | None] = dict.fromkeys(("x", "dy"), int(_weights(dy, problem).argmax()))
-    changes: dict[str, Callable[[Array], Array]] = {"dy": _further}
-    if sums or statistics_in_dx:
-        changes["x"] = lambda value: value + _spread(inputs)
-    if problem.alpha and blends:
+_Changes = dict[str, Callable[[Array], Array]]
+
+
+def _changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, Inputs]]:
+    """Change each input and option that the results depend on: its name, and the problem and inputs with the change."""
+    gathered = problem.composed == "gather_stats"
+    arrays, places = _gathered(problem) if gathered else _arrays(problem, inputs)
+    long_sums = {"frozen": ("x",), "backward_reduce": ("x", "dy")} if problem.m >= LONG else {}
+    for name, change in arrays.items():
+        if name in long_sums.get(problem.composed, ()):
+            yield name, problem, _changed_statistic(problem, inputs, name)
+        else:
+            yield name, problem, _changed(problem, inputs, name, change, places.get(name))
+    for name, value in _options(problem).items():
+        changed: dict[str, Any] = {name: value, "old": "drawn"}  # the inputs are there already
+        yield name, dataclasses.replace(problem, **changed), inputs
+
+
+def _gathered(problem: Problem) -> tuple[_Changes, dict[str, int]]:
+    """Changes of statistics that are merged; the last rank has elements."""
+    changes: _Changes = {"x": lambda value: value + 1 + np.abs(value), "m2s": lambda value: 4 * value + 1e-30}
+    if problem.running and problem.factor != 1:
+        changes |= {"mean": _further, "variance": lambda value: 4 * value + 1e-30}
+    return changes, {}
+
+
+def _shown(problem: Problem) -> tuple[bool, bool]:
+    """Say whether x_hat shows in y or dx, and in dscale."""
+    composed = problem.composed
+    zero = problem.recomputes and problem.m == 1
+    sums = problem.operation == Operation.BACKWARD and composed != "backward_elemt" and bool(problem.alpha_param)
+    return not zero and composed not in ("frozen", "backward_reduce") and bool(problem.alpha), not zero and sums
+
+
+def _scaled(problem: Problem) -> bool:
+    """Say whether the result is other than 0 before it is multiplied by alpha."""
+    zero = problem.operation == Operation.BACKWARD and problem.recomputes and problem.m <= 2
+    return "alpha" in problem.options and not zero
+
+
+def _arrays(problem: Problem, inputs: Inputs) -> tuple[_Changes, dict[str, int]]:
+    """Changes of arrays, and places of those that are not `_changed`'s own."""
+    training, backward = (problem.operation == o for o in (Operation.FORWARD_TRAINING, Operation.BACKWARD))
+    (in_data, in_sums), composed = _shown(problem), problem.composed if backward else ""
+    shown, updates = in_data or in_sums, training and problem.running
+    changes: _Changes = {}
+    places: dict[str, int] = {}
+    if shown or updates or (training and problem.saved):
+        spread = _spread(inputs)
+        changes["x"] = lambda value: value + spread
+    if problem.alpha and _scaled(problem) and not (problem.recomputes and problem.m == 1):
         changes["scale"] = lambda value: np.where(value == 0, 1.0, 1.5 * value)
-    if problem.takes_variance:
-        deviation = math.sqrt(abs(float(inputs.need("variance").astype(np.float64).flat[-1])) + problem.epsilon)
+    low, high = activations.limits(problem) if problem.activation else (0.0, 0.0)
+    beyond = 1 + abs(low) + (high if high < math.inf else 0.0)
+    if inputs.bias is not None and problem.alpha and inputs.y is None and not composed:
+        changes["bias"] = lambda value: _further(value) - (4 * abs(value) + 2 * beyond if backward else 0.0)
+    if inputs.dy is not None and (problem.alpha or problem.alpha_param):
+        changes["dy"] = _further
+    if inputs.z is not None and problem.alpha:
+        changes["z"] = _further
+    if inputs.y is not None and problem.alpha:
+        changes["y"] = lambda value: -beyond - abs(value)
+    reads = problem.operation == Operation.FORWARD_INFERENCE and bool(problem.alpha)
+    names = ("saved_mean", "saved_inv_variance")
+    if problem.takes_variance or (reads and not problem.inverse) or (updates and problem.factor != 1):
+        names = ("mean", "variance")
+        variance = float(inputs.need("variance").astype(np.float64).flat[-1])
+        deviation = math.sqrt(abs(variance) + problem.epsilon) or 1.0
         changes["variance"] = lambda value: 4 * value if value < 1e30 else value / 4
-    else:
+    elif composed or (backward and problem.saved) or (reads and problem.inverse):
         deviation = 1 / (float(inputs.need("saved_inv_variance").astype(np.float64).flat[-1]) or 1.0)
         changes["saved_inv_variance"] = lambda value: 1.5 * value
-    mean, spread = ("mean", "variance") if problem.takes_variance else ("saved_mean", "saved_inv_variance")
-    if sums or statistics_in_dx:
-        changes[mean] = lambda value: value + (deviation or 1.0)
-    if sums and not statistics_in_dx:  # they show where the sums are not 0
-        axes = (0, *range(2, dy.ndim))
-        with np.errstate(all="ignore"):
-            centred = inputs.x.astype(np.float64) - inputs.need(mean).astype(np.float64)
-            total, moment = (np.abs(terms.sum(axis=axes)) for terms in (dy, dy * centred))
-            finite = np.isfinite(total) & np.isfinite(moment)
-            for name, size in ((mean, total), (spread, moment)):
-                places[name] = int(np.where(finite, size, -1).argmax())
+    if names[1] in changes and (shown or not composed):
+        changes[names[0]] = lambda value: value + (deviation or 1.0)
+    if composed:
+        places = dict.fromkeys(("x", "dy"), int(_weights(inputs.need("dy"), problem).argmax()))
+        if in_sums and not in_data:
+            places |= _places_of_sums(problem, inputs, names)
     if inputs.sum_dy is not None and problem.alpha:
         changes["sum_dy"] = lambda value: value + problem.count
         changes["sum_dy_xmu"] = lambda value: value + problem.count * abs(deviation)
     if problem.beta:
         changes["prior"] = _further
-    if problem.beta_param:
+    if backward and problem.beta_param:
         changes |= dict.fromkeys(("prior_scale", "prior_bias"), _further)
-    in_sums = {"frozen": ("x",), "backward_reduce": ("x", "dy")}.get(problem.composed, ()) if problem.m >= LONG else ()
-    for name, change in changes.items():
-        if name in in_sums:
-            yield name, problem, _changed_statistic(problem, inputs, name)
-        else:
-            yield name, problem, _changed(problem, inputs, name, change, places.get(name))
-    options = {name: 1.5 * getattr(problem, name) for name in ("alpha", "beta", "alpha_param", "beta_param")}
-    if problem.fill in _SHOW_EPSILON and "eps" in problem.options:
-        options["eps"] = 2 * problem.epsilon or 1.0
-    for name, value in options.items():
-        if name in problem.options and (value or name.startswith("alpha")):
-            changed: dict[str, Any] = {name: value or 0.5}
-            yield name, dataclasses.replace(problem, **changed), inputs
+    return changes, places
 
 
-def _gathered_changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, Inputs]]:
-    """Change statistics that are merged; the last rank has elements."""
-    changes: dict[str, Callable[[Array], Array]] = {
-        "x": lambda value: value + 1 + np.abs(value),
-        "m2s": lambda value: 4 * value + 1e-30,
-    }
-    if problem.running and problem.factor != 1:
-        changes |= {"mean": _further, "variance": lambda value: 4 * value + 1e-30}
-    for name, change in changes.items():
-        yield name, problem, _changed(problem, inputs, name, change)
-    options: dict[str, Any] = {}
-    if problem.running and problem.old == "drawn":
-        options["factor"] = problem.factor / 2 or 0.5
-    if problem.fill in _SHOW_EPSILON:
-        options["eps"] = 2 * problem.epsilon or 1.0
-    for name, value in options.items():
-        changed: dict[str, Any] = {name: value, "old": "drawn"}
-        yield name, dataclasses.replace(problem, **changed), inputs
+def _places_of_sums(problem: Problem, inputs: Inputs, names: tuple[str, str]) -> dict[str, int]:
+    """Where statistics show that only dscale has: where its sums are not 0."""
+    dy = inputs.need("dy").astype(np.float64)
+    axes = (0, *range(2, dy.ndim))
+    with np.errstate(all="ignore"):
+        centred = inputs.x.astype(np.float64) - inputs.need(names[0]).astype(np.float64)
+        total, moment = (np.abs(terms.sum(axis=axes)) for terms in (dy, dy * centred))
+        finite = np.isfinite(total) & np.isfinite(moment)
+        sizes = zip(names, (total, moment), strict=True)
+        return {name: int(np.where(finite, size, -1).argmax()) for name, size in sizes}
 
 
-def _changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, Inputs]]:
-    if problem.composed == "gather_stats":
-        yield from _gathered_changes(problem, inputs)
-        return
-    if problem.composed and problem.operation == Operation.BACKWARD:
-        yield from _composed_changes(problem, inputs)
-        return
-    operation, m = problem.operation, problem.m
-    backward = operation == Operation.BACKWARD
-    normal_is_zero = problem.recomputes and m == 1
-    dx_is_zero = problem.recomputes and m <= 2
-
-    def array(name: str, change: Callable[[Array], Array]) -> tuple[str, Problem, Inputs]:
-        return name, problem, _changed(problem, inputs, name, change)
-
-    def option(name: str, value: float) -> tuple[str, Problem, Inputs]:
-        changes: dict[str, Any] = {name: value, "old": "drawn"}  # the inputs are there already
-        return name, dataclasses.replace(problem, **changes), inputs
-
-    spread = _spread(inputs)
-    shows_x = operation == Operation.FORWARD_TRAINING and problem.saved
-    shows_normal = not normal_is_zero and bool(problem.alpha or (backward and problem.alpha_param))
-    updates = operation == Operation.FORWARD_TRAINING and problem.running
-    if shows_x or shows_normal or updates:
-        yield array("x", lambda value: value + spread)
-    if problem.alpha and not normal_is_zero and not (backward and dx_is_zero):
-        yield array("scale", lambda value: np.where(value == 0, 1.0, 1.5 * value))
-    if (
-        problem.fill in _SHOW_EPSILON
-        and not ((backward and problem.saved) or problem.inverse)
-        and (shows_x or shows_normal)
-    ):
-        yield option("eps", 2 * problem.epsilon if problem.epsilon else 1.0)
-    low, high = activations.limits(problem) if problem.activation else (0.0, 0.0)
-    beyond = 1 + abs(low) + (high if high < math.inf else 0.0)
-    if inputs.bias is not None and problem.alpha and inputs.y is None:
-        yield array("bias", lambda value: _further(value) - (4 * abs(value) + 2 * beyond if backward else 0.0))
-    if inputs.dy is not None and (problem.alpha or problem.alpha_param):
-        yield array("dy", _further)
-    for name in ("z", "y"):
-        if getattr(inputs, name) is not None and problem.alpha:
-            yield array(name, _further if name == "z" else lambda value: -beyond - abs(value))
-    reads_statistics = operation == Operation.FORWARD_INFERENCE and problem.alpha and not problem.inverse
-    reads_running = updates and problem.factor != 1
-    if reads_statistics or reads_running:
-        deviation = math.sqrt(abs(float(inputs.need("variance").astype(np.float64).flat[-1]))) or 1.0
-        yield array("mean", lambda value: value + deviation)
-        yield array("variance", lambda value: 4 * value if value < 1e30 else value / 4)
-    if updates and problem.old == "drawn":
-        yield option("factor", problem.factor / 2 if problem.factor else 0.5)
-    if (backward and problem.saved) or (problem.inverse and problem.alpha):
-        one_deviation = 1 / (float(inputs.need("saved_inv_variance").astype(np.float64).flat[-1]) or 1.0)
-        yield array("saved_mean", lambda value: value + one_deviation)
-        yield array("saved_inv_variance", lambda value: 1.5 * value)
-    if not (backward and (normal_is_zero or dx_is_zero)):
-        yield option("alpha", 1.5 * problem.alpha or 0.5)
+def _options(problem: Problem) -> dict[str, float]:
+    """Other values of the options that the results depend on."""
+    training, backward = (problem.operation == o for o in (Operation.FORWARD_TRAINING, Operation.BACKWARD))
+    found: dict[str, float] = {}
+    shown = problem.composed == "gather_stats" or (training and problem.saved) or any(_shown(problem))
+    given = problem.inverse or (backward and problem.saved)
+    shown = problem.takes_variance or (shown and "eps" in problem.options and not given)
+    if shown and problem.fill in _SHOW_EPSILON:
+        found["eps"] = 2 * problem.epsilon or 1.0
+    if training and problem.running and problem.old == "drawn":
+        found["factor"] = problem.factor / 2 or 0.5
+    if _scaled(problem):
+        found["alpha"] = 1.5 * problem.alpha or 0.5
     if problem.beta:
-        yield option("beta", 1.5 * problem.beta)
-        yield array("prior", _further)
-    if backward:
-        yield option("alpha_param", 1.5 * problem.alpha_param or 0.5)
-        if problem.beta_param:
-            yield option("beta_param", 1.5 * problem.beta_param)
-            yield array("prior_scale", _further)
-            yield array("prior_bias", _further)
+        found["beta"] = 1.5 * problem.beta
+    if backward and "alpha_param" in problem.options:
+        found["alpha_param"] = 1.5 * problem.alpha_param or 0.5
+    if backward and problem.beta_param:
+        found["beta_param"] = 1.5 * problem.beta_param
+    return found
