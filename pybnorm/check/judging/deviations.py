@@ -12,10 +12,11 @@ With an activation, y's elements tell of its sums where they are between the lim
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from pybnorm.check.judging.bounds.formulas import blended
 from pybnorm.check.language import activations
 from pybnorm.check.language.data import round_to
 from pybnorm.enums import Mode, Operation
@@ -103,60 +104,68 @@ def measured(expected: Expected, output: str, got: Array) -> dict[str, Array]:
         return {"variance": (values - right) / problem.factor * m / problem.correction / variance}
 
 
-def _fitted(expected: Expected, output: str, got: Array) -> dict[str, Array]:
-    """Fit how far the statistics or sums are off that y or dx was made with, by least squares over its elements."""
-    problem = expected.problem
-    mean, inverse = expected.statistics
-    gain = expected.blend(output)[0] * expected.inputs.scale.astype(np.float64)
-    if output == "dx":
-        gain = gain * inverse
+class Fit(NamedTuple):
+    """The line in x_hat that fits best what y or dx is off by, and means of x_hat, its square and that of dy."""
 
-    arrays, formula = expected.formula(output)
-    parameters = [mean, inverse, *arrays]
+    offset: Array
+    slope: Array
+    first: Array
+    second: Array
+    dy: Array | None
+
+
+def least_squares(expected: Expected, output: str, got: Array, rounded: bool) -> Fit:
+    """The line of each statistic; `rounded`: what is correct is rounded as `got` is before it is subtracted."""
+    problem, backward = expected.problem, output == "dx"
+    mean, inverse = expected.statistics
+    made_of, formula = expected.formula(output)
     alpha, beta, prior = expected.blend(output)
     data = [expected.inputs.x, got.reshape(expected.inputs.x.shape)]
-    if output == "dx":
-        data.append(expected.inputs.need("dy"))
-    if beta:
-        assert prior is not None
-        data.append(prior)
-    if output == "y" and problem.residual:
-        data.append(expected.inputs.need("z"))
+    data += [expected.inputs.need("dy")] if backward else []
+    data += [prior] if beta and prior is not None else []
+    with_z, activated = output == "y" and problem.residual, output == "y" and bool(problem.activation)
+    data += [expected.inputs.need("z")] if with_z else []
 
-    def products(x: Array, values: Array, *others: Array) -> Iterator[Array]:
-        mean, inverse, *made_of = others[len(data) - 2 :]
-        dy = others[: 1 if output == "dx" else 0]
-        right = formula(x - mean, *dy, *made_of)
-        normal = (x - mean) * inverse
-        inside: Any = None
-        if output == "y" and problem.activation:
-            if problem.residual:
-                right = right + others[len(data) - 3]
+    def products(x: Array, off: Array, *others: Array) -> Iterator[Array]:
+        more, (mean, inverse, *parameters) = others[: len(data) - 2], others[len(data) - 2 :]
+        x -= mean
+        right = formula(x, *more[:backward], *parameters)
+        x *= inverse
+        inside: Any = 1.0
+        if activated:
+            right = right + more[-1] if with_z else right
             inside = activations.inside(problem, right)
             right = activations.activate(problem, right)
-        right = alpha * right
-        if beta:
-            right += beta * others[len(dy)]
-        off = values - round_to(right, problem.dtype).astype(np.float64)
-        if inside is not None:
-            off, normal = off * inside, normal * inside
             yield inside
+        if (alpha, beta) != (1, 0):
+            right = blended(right, alpha, beta, more[backward] if beta else None)
+        off -= round_to(right, problem.dtype).astype(np.float64) if rounded else right
+        if activated:
+            off, x = off * inside, x * inside
         yield off
-        yield off * normal
-        yield normal
-        yield normal * normal
+        off *= x
+        yield off
+        yield x
+        x *= x
+        yield x
+        if backward:
+            yield more[0] * more[0]
 
-    *counted, off, tilted, normal, square = reduce_in_threads(products, data, problem.mode, parameters)
-    m, n = problem.m, counted[0] if counted else problem.m
-    # least squares with the regressors 1 and x_hat
-    determinant = n * square - normal**2
-    slope = (n * tilted - normal * off) / determinant / gain
-    offset = (square * off - normal * tilted) / determinant / gain
+    sums = list(reduce_in_threads(products, data, problem.mode, [mean, inverse, *made_of]))
+    count = sums.pop(0) if activated else problem.m
+    off, tilted, first, second, *squares = (s / count for s in sums)
+    slope = (tilted - off * first) / (second - first * first)
+    return Fit(off - slope * first, slope, first, second, squares[0] if backward else None)
+
+
+def _fitted(expected: Expected, output: str, got: Array) -> dict[str, Array]:
+    """Say how far the statistics or sums are off that y or dx was made with, by least squares over its elements."""
+    fit, m = least_squares(expected, output, got, rounded=True), expected.problem.m
+    gain = expected.blend(output)[0] * expected.inputs.scale.astype(np.float64)
     if output == "dx":
-        return {"dbias": (-offset * m).ravel(), "dscale": (-slope * m).ravel()}
+        gain = gain * expected.statistics[1] / m
+        return {"dbias": (-fit.offset / gain).ravel(), "dscale": (-fit.slope / gain).ravel()}
     variance = own_moments(expected)[1]
-    plus = variance + problem.epsilon
-    return {
-        "mean": -offset.ravel() * m * np.sqrt(plus / variance),
-        "variance": -2 * slope.ravel() * m * plus / variance,
-    }
+    plus = (variance + expected.problem.epsilon) / variance
+    offset, slope = ((a / gain).ravel() for a in (fit.offset, fit.slope))
+    return {"mean": -offset * m * np.sqrt(plus), "variance": -2 * slope * m * plus}

@@ -15,8 +15,6 @@ its own, and a few elements that are slightly off.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from pybnorm.check.judging.bounds.classes import Tier
@@ -24,8 +22,8 @@ from pybnorm.check.judging.bounds.expected import Expected
 from pybnorm.check.judging.bounds.formulas import Deviations, backward_weights, forward_weights
 from pybnorm.check.judging.bounds.tally import Tally, compare
 from pybnorm.check.judging.bounds.where import levels
+from pybnorm.check.judging.deviations import least_squares
 from pybnorm.enums import Operation
-from pybnorm.reference.blocks import reduce_in_threads
 from pybnorm.reference.namespaces import Array
 
 SHORTEST = 64
@@ -58,32 +56,11 @@ class _Fitted(Expected):
         vars(self).update(vars(expected))
         problem, inputs, p = expected.problem, expected.inputs, expected.precision
         mean, inverse = expected.statistics
-        made_of, formula = expected.formula(output)
-        arrays = [inputs.x, got.reshape(inputs.x.shape)] + ([inputs.need("dy")] if output == "dx" else [])
-
-        def products(x: Array, values: Array, *others: Array) -> Iterator[Array]:
-            mean, inverse, *parameters = others[len(arrays) - 2 :]
-            dy = others[: len(arrays) - 2]
-            centred = x - mean
-            values -= formula(centred, *dy, *parameters)
-            centred *= inverse
-            yield values
-            values *= centred
-            yield values
-            yield centred
-            centred *= centred
-            yield centred
-            if dy:
-                yield dy[0] * dy[0]
-
-        sums = reduce_in_threads(products, arrays, problem.mode, (mean, inverse, *made_of))
-        off, tilted, first, second, *squares = (s / problem.m for s in sums)
-        spread = second - first * first
-        slope = (tilted - off * first) / spread
-        offset = off - slope * first
+        fit = least_squares(expected, output, got, rounded=False)
+        first, second = fit.first, fit.second
         size, scale, u = np.abs(inverse), inputs.scale.astype(np.float64), p.u
         gain = scale if output == "y" else scale * inverse
-        slope, offset = (np.where(gain == 0, 0.0, a / gain) for a in (slope, offset))
+        slope, offset = (np.where(gain == 0, 0.0, a / gain) for a in (fit.slope, fit.offset))
         normal, gain = np.sqrt(second), np.abs(gain)
         if output == "y":
             self._inverse = inverse * (1 + slope)
@@ -96,10 +73,11 @@ class _Fitted(Expected):
             moved = {"dbias": sums_of["dbias"] - offset * problem.m, "dscale": sums_of["dscale"] - slope * problem.m}
             self._parameters = {**self._parameters, **moved}
             centre, along = (np.abs(moved[name]) / problem.m for name in ("dbias", "dscale"))
-            result = gain * (np.sqrt(squares[0]) + centre + normal * along)
+            assert fit.dy is not None
+            result = gain * (np.sqrt(fit.dy) + centre + normal * along)
             error = 7 * u * result + 3 * u * gain * along * (normal + 2 * np.abs(mean) * size)
         rms = error + p.u_out * result + p.tiny_out
-        deviation = np.sqrt(spread)
+        deviation = np.sqrt(second - first * first)
         self._room = rms * (1 + np.abs(first) / deviation), rms * size / deviation
         none = np.zeros(mean.shape)
         self._deviations = lambda tier: Deviations(none, none, none, none.astype(bool))
