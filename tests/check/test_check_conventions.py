@@ -1,6 +1,7 @@
 """Conventions of other software: each is named where a kernel has it, and nowhere else."""
 
-import dataclasses
+import re
+import types
 
 import numpy as np
 import pytest
@@ -21,41 +22,19 @@ AGAIN = "backward,spatial,f32,nhwc,8x6x7x9,fill=sqrteps,kappa=1,saved=0"
 f32 = np.float32
 
 
-@dataclasses.dataclass
-class Numbers:
-    """One call's numbers, in float32, on the way to its results; a convention changes some."""
-
-    x: np.ndarray
-    scale: np.ndarray
-    bias: np.ndarray
-    mean: np.ndarray
-    variance: np.ndarray
-    old_mean: np.ndarray
-    old_variance: np.ndarray
-    eps: float
-    factor: float
-    m: int
-    dy: np.ndarray | None = None
-
-
 def numbers(problem, inputs):
-    def f(a):
-        return None if a is None else a.astype(f32)
-
-    x = f(inputs.x)
-    own = problem.operation.name == "FORWARD_TRAINING" or (problem.operation.name == "BACKWARD" and not problem.saved)
-    mean, variance = (f(inputs.mean), f(inputs.variance)) if inputs.mean is not None else (None, None)
-    old = mean, variance
-    if own:
+    """One call's numbers, in float32, on the way to its results; a convention changes some."""
+    given = {name: None if a is None else a.astype(f32) for name, a in inputs.arrays().items()}
+    x, mean, variance = given["x"], given.get("mean"), given.get("variance")
+    old = {"old_mean": mean, "old_variance": variance}
+    if problem.recomputes:
         mean = x.mean(axis=(0, 2, 3), keepdims=True)
         variance = ((x - mean) ** 2).mean(axis=(0, 2, 3), keepdims=True)
-    elif inputs.saved_mean is not None:
-        mean, variance = f(inputs.saved_mean), None
-    zero = np.zeros_like(mean)
-    bias = zero if inputs.bias is None else f(inputs.bias)
-    return Numbers(
-        x, f(inputs.scale), bias, mean, variance, *old, problem.epsilon, problem.factor, problem.m, f(inputs.dy)
-    )
+    elif "saved_mean" in given:
+        mean, variance = given["saved_mean"], None
+    own = {"x": x, "scale": given["scale"], "bias": given.get("bias", f32(0)), "dy": given.get("dy")}
+    options = {"eps": problem.epsilon, "factor": problem.factor, "m": problem.m}
+    return types.SimpleNamespace(**own, **options, **old, mean=mean, variance=variance)
 
 
 def root(n, variance=None, eps=None):
@@ -97,118 +76,89 @@ def misread(n):
 
 
 FORWARD = {
-    # y
-    "normalized by the unbiased variance": (TRAIN, "y", lambda n: y(n, inverse=root(n, bessel(n)))),
-    "epsilon is added to the standard deviation": (
-        SMALL,
-        "y",
-        lambda n: y(n, inverse=1 / (np.sqrt(n.variance) + f32(n.eps))),
-    ),
-    "epsilon is missing": (SMALL, "y", lambda n: y(n, inverse=root(n, eps=0))),
-    "epsilon is added twice": (SMALL, "y", lambda n: y(n, inverse=root(n, eps=2 * n.eps))),
-    "max(var, eps)": (SMALL, "y", lambda n: y(n, inverse=1 / np.sqrt(np.maximum(n.variance, f32(n.eps))))),
-    "epsilon is 0.001, not 0.0001 (the default of Keras": (SMALL, "y", lambda n: y(n, inverse=root(n, eps=1e-3))),
-    "epsilon is 1e-05, not 0.0001 (the default of PyTorch": (SMALL, "y", lambda n: y(n, inverse=root(n, eps=1e-5))),
-    "epsilon is 1e-06, not 0.0001": (SMALL, "y", lambda n: y(n, inverse=root(n, eps=1e-6))),
-    "epsilon is 100 times": (SMALL, "y", lambda n: y(n, inverse=root(n, eps=1e-2))),
-    "training normalizes by the running statistics": (
-        TRAIN,
-        "y",
-        lambda n: y(n, n.old_mean, root(n, n.old_variance)),
-    ),
-    "running statistics after their update": (
-        TRAIN,
-        "y",
-        lambda n: y(n, running(n, n.old_mean, n.mean), root(n, running(n, n.old_variance, bessel(n)))),
-    ),
-    "gamma is missing, or fixed at 1": (TRAIN, "y", lambda n: y(n, scale=f32(1))),
-    "abs(gamma)": (TRAIN, "y", lambda n: y(n, scale=np.abs(n.scale))),
-    "1 + gamma": (TRAIN, "y", lambda n: y(n, scale=1 + n.scale)),
-    "beta is missing": (TRAIN, "y", lambda n: y(n, bias=f32(0))),
-    "gamma and beta are missing": (TRAIN, "y", lambda n: y(n, scale=f32(1), bias=f32(0))),
-    "gamma and beta are taken for one another": (TRAIN, "y", lambda n: y(n, scale=n.bias, bias=n.scale)),
-    "gamma (x_hat + beta)": (TRAIN, "y", lambda n: n.scale * (y(n, scale=f32(1)))),
-    "the mean is not subtracted": (TRAIN, "y", lambda n: y(n, mean=f32(0))),
-    "RMS norm": (TRAIN, "y", lambda n: y(n, f32(0), root(n, (n.x**2).mean(axis=(0, 2, 3), keepdims=True)))),
-    "divided by the variance, without its root": (TRAIN, "y", lambda n: y(n, inverse=1 / (n.variance + f32(n.eps)))),
-    "instance norm": (TRAIN, "y", over((2, 3))),
-    "layer norm": (TRAIN, "y", over((1, 2, 3))),
-    "per activation": (TRAIN, "y", over(0)),
-    "statistics are over all elements": (TRAIN, "y", over((0, 1, 2, 3))),
-    "statistics are over all axes but the last": (TRAIN, "y", over((0, 1, 2))),
-    "NCHW is read as NHWC": (TRAIN, "y", misread),
-    "gamma is missing, or fixed at 1 (PyTorch: affine": (INFER, "y", lambda n: y(n, scale=f32(1))),
-    "x's own statistics": (
-        INFER,
-        "y",
-        lambda n: y(n, n.x.mean(axis=(0, 2, 3), keepdims=True), root(n, n.x.var(axis=(0, 2, 3), keepdims=True))),
-    ),
-    "the variance is taken for an inverse standard deviation": (INFER, "y", lambda n: y(n, inverse=n.variance)),
-    "the variance is taken for a standard deviation": (INFER, "y", lambda n: y(n, inverse=1 / n.variance)),
-    "epsilon is missing and beta is missing": (INFER, "y", lambda n: y(n, inverse=root(n, eps=0), bias=f32(0))),
-    "gamma squared": (TRAIN, "y", lambda n: y(n, scale=n.scale**2)),
-    "divided by gamma, not multiplied": (TRAIN, "y", lambda n: y(n, scale=1 / n.scale)),
-    "y has the other sign": (TRAIN, "y", lambda n: -y(n)),
-    "the mean is added": (TRAIN, "y", lambda n: y(n, mean=-n.mean)),
-    "max(y, 0)": (TRAIN, "y", lambda n: np.maximum(y(n), 0)),
-    "sqrt(var) + sqrt(eps)": (SMALL, "y", lambda n: y(n, inverse=1 / (np.sqrt(n.variance) + f32(n.eps**0.5)))),
-    "sqrt(var m / (m - 1)) + eps": (SMALL, "y", lambda n: y(n, inverse=1 / (np.sqrt(bessel(n)) + f32(n.eps)))),
-    # what is saved
-    "the running variance after its update is saved": (
-        TRAIN,
-        "saved_inv_variance",
-        lambda n: root(n, running(n, n.old_variance, bessel(n))),
-    ),
-    "the variance is saved": (TRAIN, "saved_inv_variance", lambda n: n.variance),
-    "the unbiased variance is saved": (TRAIN, "saved_inv_variance", bessel),
-    "the standard deviation is saved": (SMALL, "saved_inv_variance", lambda n: np.sqrt(n.variance)),
-    "the standard deviation with epsilon is saved": (SMALL, "saved_inv_variance", lambda n: 1 / root(n)),
-    "the inverse variance is saved": (TRAIN, "saved_inv_variance", lambda n: root(n) ** 2),
-    "the sum of squares, not divided by m is saved": (TRAIN, "saved_inv_variance", lambda n: n.variance * n.m),
-    "the sum is saved": (TRAIN, "saved_mean", lambda n: n.mean * n.m),
-    "the running mean of before is saved": (TRAIN, "saved_mean", lambda n: n.old_mean),
-    "the running mean after its update is saved": (TRAIN, "saved_mean", lambda n: running(n, n.old_mean, n.mean)),
-    # running averages
-    "momentum is the other way round: running = factor * old + (1 - factor) * batch (Keras": (
-        TRAIN,
-        "running_mean",
-        lambda n: running(n, n.old_mean, n.mean, 1 - n.factor),
-    ),
-    "is not updated": (TRAIN, "running_mean", lambda n: n.old_mean),
-    "the factor is 1": (TRAIN, "running_mean", lambda n: n.mean),
-    "the factor is 0.1": (TRAIN, "running_mean", lambda n: running(n, n.old_mean, n.mean, 0.1)),
-    "not weighed down": (TRAIN, "running_mean", lambda n: n.old_mean + f32(n.factor) * n.mean),
-    "running_variance takes the biased variance": (
-        TRAIN,
-        "running_variance",
-        lambda n: running(n, n.old_variance, n.variance),
-    ),
-    "biased variance (a sum over m, not m - 1) and momentum is the other way round": (
-        TRAIN,
-        "running_variance",
-        lambda n: running(n, n.old_variance, n.variance, 1 - n.factor),
-    ),
-    "the running mean takes a sum over m - 1": (
-        TRAIN,
-        "running_mean",
-        lambda n: running(n, n.old_mean, n.mean * f32(n.m / (n.m - 1))),
-    ),
-    "about the old running mean": (
-        TRAIN,
-        "running_variance",
-        lambda n: running(n, n.old_variance, n.variance + (n.mean - n.old_mean) ** 2),
-    ),
-    "takes the inverse standard deviation": (TRAIN, "running_variance", lambda n: running(n, n.old_variance, root(n))),
-    "takes the standard deviation": (
-        TRAIN,
-        "running_variance",
-        lambda n: running(n, n.old_variance, np.sqrt(n.variance)),
-    ),
-    "m / (m - 1) twice": (
-        TRAIN,
-        "running_variance",
-        lambda n: running(n, n.old_variance, bessel(n) * f32(n.m / (n.m - 1))),
-    ),
+    ("y", TRAIN): {
+        "normalized by the unbiased variance": lambda n: y(n, inverse=root(n, bessel(n))),
+        "training normalizes by the running statistics": lambda n: y(n, n.old_mean, root(n, n.old_variance)),
+        "after their update": lambda n: y(
+            n, running(n, n.old_mean, n.mean), root(n, running(n, n.old_variance, bessel(n)))
+        ),
+        "gamma is missing, or fixed at 1": lambda n: y(n, scale=f32(1)),
+        "abs(gamma)": lambda n: y(n, scale=np.abs(n.scale)),
+        "1 + gamma": lambda n: y(n, scale=1 + n.scale),
+        "beta is missing": lambda n: y(n, bias=f32(0)),
+        "gamma and beta are missing": lambda n: y(n, scale=f32(1), bias=f32(0)),
+        "gamma and beta are taken for one another": lambda n: y(n, scale=n.bias, bias=n.scale),
+        "gamma (x_hat + beta)": lambda n: n.scale * (y(n, scale=f32(1))),
+        "the mean is not subtracted": lambda n: y(n, mean=f32(0)),
+        "RMS norm": lambda n: y(n, f32(0), root(n, (n.x**2).mean(axis=(0, 2, 3), keepdims=True))),
+        "divided by the variance, without its root": lambda n: y(n, inverse=1 / (n.variance + f32(n.eps))),
+        "instance norm": over((2, 3)),
+        "layer norm": over((1, 2, 3)),
+        "per activation": over(0),
+        "statistics are over all elements": over((0, 1, 2, 3)),
+        "statistics are over all axes but the last": over((0, 1, 2)),
+        "NCHW is read as NHWC": misread,
+        "gamma squared": lambda n: y(n, scale=n.scale**2),
+        "divided by gamma, not multiplied": lambda n: y(n, scale=1 / n.scale),
+        "y has the other sign": lambda n: -y(n),
+        "the mean is added": lambda n: y(n, mean=-n.mean),
+        "max(y, 0)": lambda n: np.maximum(y(n), 0),
+    },
+    ("y", SMALL): {
+        "epsilon is added to the standard deviation": lambda n: y(n, inverse=1 / (np.sqrt(n.variance) + f32(n.eps))),
+        "epsilon is missing": lambda n: y(n, inverse=root(n, eps=0)),
+        "epsilon is added twice": lambda n: y(n, inverse=root(n, eps=2 * n.eps)),
+        "max(var, eps)": lambda n: y(n, inverse=1 / np.sqrt(np.maximum(n.variance, f32(n.eps)))),
+        "epsilon is 0.001, not 0.0001 (the default of Keras": lambda n: y(n, inverse=root(n, eps=1e-3)),
+        "epsilon is 1e-05, not 0.0001 (the default of PyTorch": lambda n: y(n, inverse=root(n, eps=1e-5)),
+        "epsilon is 1e-06, not 0.0001": lambda n: y(n, inverse=root(n, eps=1e-6)),
+        "epsilon is 100 times": lambda n: y(n, inverse=root(n, eps=1e-2)),
+        "sqrt(var) + sqrt(eps)": lambda n: y(n, inverse=1 / (np.sqrt(n.variance) + f32(n.eps**0.5))),
+        "sqrt(var m / (m - 1)) + eps": lambda n: y(n, inverse=1 / (np.sqrt(bessel(n)) + f32(n.eps))),
+    },
+    ("y", INFER): {
+        "gamma is missing, or fixed at 1 (PyTorch: affine": lambda n: y(n, scale=f32(1)),
+        "x's own statistics": lambda n: y(
+            n, n.x.mean(axis=(0, 2, 3), keepdims=True), root(n, n.x.var(axis=(0, 2, 3), keepdims=True))
+        ),
+        "the variance is taken for an inverse standard deviation": lambda n: y(n, inverse=n.variance),
+        "the variance is taken for a standard deviation": lambda n: y(n, inverse=1 / n.variance),
+        "epsilon is missing and beta is missing": lambda n: y(n, inverse=root(n, eps=0), bias=f32(0)),
+    },
+    ("saved_inv_variance", TRAIN): {
+        "the running variance after its update is saved": lambda n: root(n, running(n, n.old_variance, bessel(n))),
+        "the variance is saved": lambda n: n.variance,
+        "the unbiased variance is saved": bessel,
+        "the inverse variance is saved": lambda n: root(n) ** 2,
+        "the sum of squares, not divided by m is saved": lambda n: n.variance * n.m,
+    },
+    ("saved_inv_variance", SMALL): {
+        "the standard deviation is saved": lambda n: np.sqrt(n.variance),
+        "the standard deviation with epsilon is saved": lambda n: 1 / root(n),
+    },
+    ("saved_mean", TRAIN): {
+        "the sum is saved": lambda n: n.mean * n.m,
+        "the running mean of before is saved": lambda n: n.old_mean,
+        "the running mean after its update is saved": lambda n: running(n, n.old_mean, n.mean),
+    },
+    ("running_mean", TRAIN): {
+        "running = factor * old + (1 - factor) * batch (Keras": lambda n: running(n, n.old_mean, n.mean, 1 - n.factor),
+        "is not updated": lambda n: n.old_mean,
+        "the factor is 1": lambda n: n.mean,
+        "the factor is 0.1": lambda n: running(n, n.old_mean, n.mean, 0.1),
+        "not weighed down": lambda n: n.old_mean + f32(n.factor) * n.mean,
+        "the running mean takes a sum over m - 1": lambda n: running(n, n.old_mean, n.mean * f32(n.m / (n.m - 1))),
+    },
+    ("running_variance", TRAIN): {
+        "running_variance takes the biased variance": lambda n: running(n, n.old_variance, n.variance),
+        "not m - 1) and momentum is the other way round": lambda n: running(
+            n, n.old_variance, n.variance, 1 - n.factor
+        ),
+        "about the old running mean": lambda n: running(n, n.old_variance, n.variance + (n.mean - n.old_mean) ** 2),
+        "takes the inverse standard deviation": lambda n: running(n, n.old_variance, root(n)),
+        "takes the standard deviation": lambda n: running(n, n.old_variance, np.sqrt(n.variance)),
+        "m / (m - 1) twice": lambda n: running(n, n.old_variance, bessel(n) * f32(n.m / (n.m - 1))),
+    },
 }
 
 
@@ -270,9 +220,9 @@ def named(line, output, change):
     return judge_call(expected, results)[output]
 
 
-@table("said", FORWARD)
-def test_each_convention_of_training_and_inference_is_named(said):
-    verdict = named(*FORWARD[said])
+@table("output, line, said", [(*key, said) for key, own in FORWARD.items() for said in own])
+def test_each_convention_of_training_and_inference_is_named(output, line, said):
+    verdict = named(line, output, FORWARD[output, line][said])
     assert verdict.status == Status.FAIL
     assert said in verdict.convention
     assert verdict.note.startswith(verdict.convention)
@@ -283,8 +233,7 @@ def test_each_convention_of_training_and_inference_is_named(said):
 @table("said", GRADIENTS)
 def test_each_convention_of_backward_is_named(said, line):
     verdict = named(line, *GRADIENTS[said])
-    assert verdict.status == Status.FAIL
-    assert said in verdict.convention
+    assert (verdict.status, said in verdict.convention) == (Status.FAIL, True)
 
 
 LINES = (TRAIN, SMALL, INFER, BACKWARD, AGAIN, "train,spatial,bf16,nhwc,8x6x7x9", "backward,spatial,f16,nchw,8x6x7x9")
@@ -302,18 +251,7 @@ def test_no_convention_is_seen_in_a_correct_kernel(line):
             assert convention_of(expected, name, values) is None, (style, name)
 
 
-NO_CONVENTION = (
-    "element",
-    "row",
-    "tile",
-    "block",
-    "term",
-    "swapped",
-    "through",
-    "partial sums",
-    "results of",
-    "neighbour",
-)
+NO_CONVENTION = re.compile("element|row|tile|block|term|swapped|through|partial sums|results of|neighbour")
 
 
 @pytest.mark.slow
@@ -322,7 +260,7 @@ def test_what_is_no_convention_is_not_called_one(line):
     problem = Problem.parse(line)
     inputs = generate(problem)
     expected, by_channel = expect(problem, inputs), Rows(problem, inputs)
-    bugs = [name for name in BUGS if any(word in name for word in NO_CONVENTION) and "old and new" not in name]
+    bugs = [name for name in BUGS if NO_CONVENTION.search(name) and "old and new" not in name]
     assert len(bugs) > 40
     for bug in bugs:
         for name, values in outputs(BUGS[bug], by_channel).items():
