@@ -80,7 +80,7 @@ class _Fitted(Expected):
         deviation = np.sqrt(second - first * first)
         self._room = rms * (1 + np.abs(first) / deviation), rms * size / deviation
         none = np.zeros(mean.shape)
-        self._deviations = lambda tier: Deviations(none, none, none, none.astype(bool))
+        self.deviations = lambda tier: Deviations(none, none, none, none.astype(bool))
 
     def _weights(self, output: str, tier: Tier, lost: Array) -> tuple[Array, ...]:
         p, problem, inputs = self.precision, self.problem, self.inputs

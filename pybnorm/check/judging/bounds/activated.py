@@ -115,7 +115,7 @@ class Activated(Expected):
     def _mask(self) -> tuple[Array, Array | None]:
         """Say where the gradient passes, and where that is uncertain; None: nowhere."""
         p, problem, inputs = self.precision, self.problem, self.inputs
-        d = self._deviations(tiers(problem, "dx")[-1])
+        d = self.deviations(tiers(problem, "dx")[-1])
         errors = (np.broadcast_to(a, self._mean.shape) for a in (d.mean, d.inverse))
         parameters = (self._mean, self._inverse, inputs.scale, inputs.need("bias"), *errors)
         passing, near = (np.empty_like(inputs.x, dtype=bool) for _ in range(2))
@@ -134,7 +134,7 @@ class Activated(Expected):
         e_dscale, e_dbias = super().sum_errors(tier)
         if self._uncertain is None:
             return e_dscale, e_dbias
-        d = self._deviations(tier)
+        d = self.deviations(tier)
         more = 1 + (tier.h + 4) * self.precision.u + d.inverse / self._inverse
         return e_dscale + self._added[1] * more, e_dbias + self._added[0] * more
 

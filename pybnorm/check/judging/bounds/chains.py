@@ -135,7 +135,7 @@ class _Chained(Expected):
         shape = self._mean.shape
         self._mean, wide = (a.astype(np.float64).reshape(shape) for a in (mean, variance))
         self._inverse = 1 / np.sqrt(wide + self.problem.epsilon)
-        self._moments = self._moments._replace(mean=self._mean, variance=wide, inverse=self._inverse)
+        self.moments = self.moments._replace(mean=self._mean, variance=wide, inverse=self._inverse)
 
     def _products(self, x: Array, dy: Array, mean: Array, inverse: Array) -> Array:
         return self._sum(dy * (x - mean)) * inverse

@@ -47,7 +47,7 @@ import numpy as np
 from pybnorm import reference
 from pybnorm.check.judging.bounds.activated import Activated
 from pybnorm.check.judging.bounds.classes import Tier
-from pybnorm.check.judging.bounds.expected import Expected, Part, _Outputs, decided
+from pybnorm.check.judging.bounds.expected import Expected, Part, _Outputs, decided, whole_part
 from pybnorm.check.judging.bounds.formulas import (
     Deviations,
     Moments,
@@ -83,7 +83,7 @@ class TrainingGrad(Expected):
         self._inverse = 1 / np.sqrt(variance + epsilon)
         flushed = (variance < p.tiny) & (epsilon < p.tiny)
         relative = np.where(flushed, np.inf, 9 * p.u + p.u_param)
-        self._deviations = lambda tier: given(self._inverse, relative, p.tiny)
+        self.deviations = lambda tier: given(self._inverse, relative, p.tiny)
 
     def sum_errors(self, tier: Tier) -> tuple[Array, Array]:
         """E of dscale and of dbias."""
@@ -162,8 +162,7 @@ class BackwardReduce(Expected):
                 error = np.where(np.abs(right) + moment > p.reach, np.inf, error)
             _, bound = stored(error, right, 1.0, 0.0, None, p.u, p.u_param, p.tiny_param)
             bounds.append((bound, np.zeros(right.shape, bool)))
-        values = None if got is None else got.astype(np.float64).reshape(right.shape)
-        return Part(tuple(slice(0, n) for n in right.shape), right, values, bounds)
+        return whole_part(right, got, bounds)
 
 
 _SOURCE = {"sum_dy": "dbias", "sum_dy_xmu": "sum_dy_xmu", "dscale": "scaled", "dbias": "dbias"}
@@ -280,7 +279,7 @@ class SyncTraining(Expected):
                 )
                 parts.append((images / problem.dims[0], found.mean, found.variance, absolute))
             start += images
-        moments, m, epsilon = self._moments, problem.m, problem.epsilon
+        moments, m, epsilon = self.moments, problem.m, problem.epsilon
         size, r, v = np.abs(moments.mean), moments.inverse, moments.variance
         lost = (moments.absolute * m > p.reach) | (m * v > p.reach)
 
@@ -312,7 +311,7 @@ class SyncTraining(Expected):
             d_inverse = inverse_deviation(v, d_variance, r, epsilon, p.tiny) + (17 * u + 2 * p.u_param) * r
             return in_range(d_mean, d_variance, d_inverse, r, lost)
 
-        self._deviations = of
+        self.deviations = of
 
     def _running_bound(self, output: str, d: Deviations, f: float, inputs: Inputs) -> Array:
         p, right = self.precision, np.abs(self._parameters[output])
@@ -349,7 +348,7 @@ class GatherStats(Expected):
         means = inputs.x.astype(np.float64)[present]
         absolute, second = ((weights * a).sum(axis=0, keepdims=True) for a in (np.abs(means), means**2))
         square = second + m2s.astype(np.float64)[present].sum(axis=0, keepdims=True) / n
-        self._moments = Moments(self._mean, variance, absolute, square, self._inverse)
+        self.moments = Moments(self._mean, variance, absolute, square, self._inverse)
         if problem.running:
             f, before = problem.factor, old["variance"].astype(np.float64).reshape(shape)
             self.biased_running_variance = f * variance + (1 - f) * before
@@ -368,7 +367,7 @@ class GatherStats(Expected):
             d_inverse = inverse_deviation(variance, d_variance, r, epsilon, p.tiny) + 9 * u * r
             return in_range(d_mean, d_variance, d_inverse, r, n * np.maximum(absolute, square) > p.reach)
 
-        self._deviations = of
+        self.deviations = of
 
     def _parameter_part(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Part:
         p, problem, right = self.precision, self.problem, self._parameters[output]
@@ -388,8 +387,7 @@ class GatherStats(Expected):
                 size = kept + np.abs(f * c * self._parameters[name])
                 bound = f * c * slack + (roundings * p.u + p.u_param) * size + p.tiny_param
             bounds.append((bound, undecided))
-        values = None if got is None else got.astype(np.float64).reshape(right.shape)
-        return Part(tuple(slice(0, k) for k in right.shape), right, values, bounds)
+        return whole_part(right, got, bounds)
 
 
 _KINDS = (

@@ -23,6 +23,7 @@ from pybnorm.check.judging.bounds.formulas import (
     forward_weights,
     given,
     gradient,
+    in_range,
     normalized,
     stored,
 )
@@ -48,6 +49,12 @@ class Part:
 def decided(bound: Array) -> Array:
     """Mark a bound as deciding everywhere: no element is undecided."""
     return np.broadcast_to(beside(np.zeros((1,) * bound.ndim, bool), bound), bound.shape)
+
+
+def whole_part(right: Array, got: Array | None, classes: list[tuple[Array, Array]]) -> Part:
+    """All of a parameter."""
+    values = None if got is None else got.astype(np.float64).reshape(right.shape)
+    return Part(tuple(slice(0, n) for n in right.shape), right, values, classes)
 
 
 class _Outputs(Mapping[str, Array]):
@@ -88,7 +95,10 @@ class Expected:
 
     _share = (0, 1)
     """Which run of statistics `parts` walks in y and dx, and of how many."""
-    _moments: Moments
+    moments: Moments
+    """The moments of x, where the statistics come from it."""
+    deviations: Callable[[Tier], Deviations]
+    """Says how far a class may be off in mean, variance and inverse standard deviation."""
     _like: Expected | None = None
     """Another one, whose statistics and sums are this one's where they are made of the same arrays."""
 
@@ -146,7 +156,7 @@ class Expected:
     def _training(self) -> None:
         problem, inputs = self.problem, self.inputs
         self._take_moments()
-        mean, variance = self._moments.mean, self._moments.variance
+        mean, variance = self.moments.mean, self.moments.variance
         if problem.saved:
             spread = variance if problem.saves_variance else self._inverse
             self._parameters |= {"saved_mean": mean, "saved_inv_variance": spread}
@@ -170,7 +180,7 @@ class Expected:
         self._inverse = 1 / np.sqrt(variance + problem.epsilon)
         # both flushed: a division by 0
         relative = np.where((variance < p.tiny) & (problem.epsilon < p.tiny), np.inf, 4 * p.u)
-        self._deviations: Callable[[Tier], Deviations] = lambda tier: given(self._inverse, relative, p.tiny)
+        self.deviations = lambda tier: given(self._inverse, relative, p.tiny)
 
     def _backward(self) -> None:
         if self.problem.saved:
@@ -182,7 +192,7 @@ class Expected:
     def _take_saved(self) -> None:
         self._mean = self.inputs.need("saved_mean").astype(np.float64)
         self._inverse = self.inputs.need("saved_inv_variance").astype(np.float64)
-        self._deviations = lambda tier: given(self._inverse, np.zeros(()), self.precision.tiny)
+        self.deviations = lambda tier: given(self._inverse, np.zeros(()), self.precision.tiny)
 
     def _take_sums(self) -> None:
         inputs, like = self.inputs, self._like
@@ -200,8 +210,8 @@ class Expected:
     def _take_moments(self) -> None:
         p, problem, like = self.precision, self.problem, self._like
         if like is not None and self._has("x") and like.problem.epsilon == problem.epsilon:
-            self._mean, self._inverse, self._moments = like._mean, like._inverse, like._moments
-            self._deviations = like._deviations
+            self._mean, self._inverse, self.moments = like._mean, like._inverse, like.moments
+            self.deviations = like.deviations
             return
         mean, variance, inverse = reference.stats(self.inputs.x, epsilon=problem.epsilon, axis=self._axis)
         (absolute,) = reduce_in_threads(lambda x: np.abs(x, out=x), (self.inputs.x,), problem.mode)
@@ -211,20 +221,15 @@ class Expected:
             variance = variance * m / (m - 1)
             inverse = 1 / np.sqrt(variance + problem.epsilon)
         self._mean, self._inverse = mean, inverse
-        self._moments = Moments(mean, variance, absolute / m, square, inverse)
+        self.moments = Moments(mean, variance, absolute / m, square, inverse)
         lost_mean = absolute > p.reach
         lost_variance = lost_mean | (m * variance > p.reach)
 
         def within_range(tier: Tier) -> Deviations:
-            d = deviations(self._moments, problem.epsilon, p.u, tier, p.tiny)
-            return Deviations(
-                np.where(lost_mean, np.inf, d.mean),
-                np.where(lost_variance, np.inf, d.variance),
-                np.where(lost_variance, np.inf, d.inverse),
-                d.undecided & ~lost_variance,
-            )
+            d = deviations(self.moments, problem.epsilon, p.u, tier, p.tiny)
+            return in_range(d.mean, d.variance, d.inverse, self.moments.inverse, lost_variance, lost_mean)
 
-        self._deviations = functools.cache(within_range)
+        self.deviations = functools.cache(within_range)
 
     def formula(self, output: str) -> tuple[list[Array], Callable[..., Array]]:
         """Give what y or dx is made of beside x - mean and dy, of the derived shape, and the reference's formula."""
@@ -249,11 +254,6 @@ class Expected:
     def statistics(self) -> tuple[Array, Array]:
         """Mean and inverse standard deviation that y or dx is made with."""
         return self._mean, self._inverse
-
-    @property
-    def moments(self) -> Moments:
-        """The moments of x, where the statistics come from it."""
-        return self._moments
 
     def ordinary(self, tier: Tier) -> Array:
         """Say which statistics are finite, within what `tier` can judge, and of data that are not all one value."""
@@ -287,10 +287,6 @@ class Expected:
             )
             self._sums[one_pass] = total, weighted * np.abs(self._inverse)
         return self._sums[one_pass]
-
-    def deviations(self, tier: Tier) -> Deviations:
-        """Say how far a class may be off in mean, variance and inverse standard deviation."""
-        return self._deviations(tier)
 
     def sum_errors(self, tier: Tier) -> tuple[Array, Array]:
         """E of dscale and of dbias."""
@@ -328,7 +324,7 @@ class Expected:
         """\\|mean\\| / standard deviation of the statistic that the element at `index` of any output belongs to."""
         place = tuple(min(i, n - 1) for i, n in zip(index, self._mean.shape, strict=True))
         with np.errstate(all="ignore"):
-            deviation = np.sqrt(self._moments.variance[place]) if self.problem.recomputes else 1 / self._inverse[place]
+            deviation = np.sqrt(self.moments.variance[place]) if self.problem.recomputes else 1 / self._inverse[place]
             return float(np.abs(self._mean[place]) / deviation)
 
     def shares(self, output: str) -> list[Expected]:
@@ -363,7 +359,7 @@ class Expected:
         lost: Any = False
         if output == "y":
             reach = p.reach / factor
-            if self.problem.recomputes and bool((m * self._moments.absolute + np.abs(self._mean) <= reach).all()):
+            if self.problem.recomputes and bool((m * self.moments.absolute + np.abs(self._mean) <= reach).all()):
                 reach = np.full(1, np.inf)  # the sum of all \|x\| is within
             parameters.append(np.broadcast_to(reach, self._mean.shape))
         else:
@@ -449,17 +445,15 @@ class Expected:
             else:
                 bound = self._running_bound(output, d, problem.factor, inputs) + p.tiny_param
             bounds.append((bound, undecided))
-        index = tuple(slice(0, n) for n in result.shape)
-        values = None if got is None else got.astype(np.float64).reshape(result.shape)
-        return Part(index, out, values, bounds)
+        return whole_part(out, got, bounds)
 
     def _running_bound(self, output: str, d: Deviations, f: float, inputs: Inputs) -> Array:
         u, u_p = self.precision.u, self.precision.u_param
         if output == "running_mean":
-            old, batch, slack, roundings = inputs.need("mean"), self._moments.mean, d.mean, 3
+            old, batch, slack, roundings = inputs.need("mean"), self.moments.mean, d.mean, 3
         else:
             c = self.problem.correction
-            old, batch, slack, roundings = inputs.need("variance"), c * self._moments.variance, c * d.variance, 5
+            old, batch, slack, roundings = inputs.need("variance"), c * self.moments.variance, c * d.variance, 5
         kept = np.abs((1 - f) * old.astype(np.float64))
         # where the batch's statistics may be lost on the way, 0 times them may be NaN
         share = np.where(np.isinf(slack), np.inf, f * slack)

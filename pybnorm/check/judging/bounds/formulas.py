@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,11 +61,13 @@ def inverse_deviation(variance: Array, d_variance: Array, r: Array, epsilon: flo
     return np.maximum(above, below)
 
 
-def in_range(d_mean: Array, d_variance: Array, d_inverse: Array, r: Array, lost: Array) -> Deviations:
-    """The deviations, without a limit where sums leave the compute type's range (`lost`)."""
+def in_range(
+    d_mean: Array, d_variance: Array, d_inverse: Array, r: Array, lost: Array, lost_mean: Array | None = None
+) -> Deviations:
+    """The deviations, without a limit where sums leave the compute type's range (`lost`, `lost_mean` of the mean)."""
     undecided = ~(d_inverse <= 0.25 * r) & ~lost
-    d_mean, d_variance, d_inverse = (np.where(lost, np.inf, d) for d in (d_mean, d_variance, d_inverse))
-    return Deviations(d_mean, d_variance, d_inverse, undecided)
+    d_mean = np.where(lost if lost_mean is None else lost_mean, np.inf, d_mean)
+    return Deviations(d_mean, np.where(lost, np.inf, d_variance), np.where(lost, np.inf, d_inverse), undecided)
 
 
 def given(inverse: Array, relative: Array, tiny: float) -> Deviations:
@@ -104,23 +106,9 @@ def combined(weights: Sequence[Array], *terms: Array) -> Array:
     return result
 
 
-def backward_error(
-    x: Array,
-    dy: Array,
-    dx: Array,
-    mean: Array,
-    r: Array,
-    scale: Array,
-    dscale: Array,
-    dbias: Array,
-    errors: Sequence[Array],
-    m: int,
-    u: float,
-    one_pass: bool,
-) -> Array:
-    """E of dx, before dx is stored; `errors` are dmu, dr, E of dscale and E of dbias."""
-    weights = backward_weights(mean, r, scale, dscale, dbias, errors, m, u, one_pass)
-    return combined(weights, x - mean, dy, dx, *([x] if one_pass else []))
+def backward_error(x: Array, dy: Array, dx: Array, mean: Array, *numbers: Any) -> Array:
+    """E of dx, before dx is stored; `numbers` are what `backward_weights` takes after the mean, up to `one_pass`."""
+    return combined(backward_weights(mean, *numbers), x - mean, dy, dx, *([x] if numbers[-1] else []))
 
 
 def backward_weights(
@@ -137,8 +125,8 @@ def backward_weights(
 ) -> tuple[Array, ...]:
     """Give the parts of E of dx: one without an element, and the factors of the elements' sizes.
 
-    Elements are x - mean, dy, dx and, of one pass, x; `u_param` is that of a dscale and dbias that may be stored before
-    dx takes them.
+    Elements are x - mean, dy, dx and, of one pass, x; `errors` are dmu, dr, E of dscale and E of dbias; `u_param` is
+    that of a dscale and dbias that may be stored before dx takes them.
     """
     d_mean, d_inverse, e_dscale, e_dbias = errors
     dscale, dbias = np.abs(dscale) / m, np.abs(dbias) / m
