@@ -2,8 +2,10 @@
 
 import dataclasses
 
+import judged_calls
 import numpy as np
 import pytest
+from judged_calls import made
 from selftest_tool import rows
 from selftest_tool.kernels import lanes
 from selftest_tool.styles import STYLES
@@ -41,9 +43,7 @@ WRONG = {
 
 @pytest.fixture(scope="module", params=LINES)
 def judged(request):
-    problem = Problem.parse(request.param)
-    inputs = generate(problem)
-    expected, by_channel = expect(problem, inputs), rows.Rows(problem, inputs)
+    expected, by_channel = made(request.param)
     return lambda kernel: judge_call(expected, rows.outputs(kernel, by_channel))
 
 
@@ -57,20 +57,17 @@ def test_chains_are_no_failure(judged, style):
 @pytest.mark.slow
 def test_a_chain_that_is_off_by_more_than_one_twice_as_long_is_seen():
     """As PyTorch's two threads sum equal values of channels-last tensors."""
-    problem = Problem.parse("train,spatial,f32,nhwc,32x2x56x56,fill=level")
-    inputs = generate(problem)
-    expected, by_channel = expect(problem, inputs), rows.Rows(problem, inputs)
-    found = judge_call(expected, rows.outputs(rows.Kernel(total=lanes(2)), by_channel))
+    found = judged_calls.judged("train,spatial,f32,nhwc,32x2x56x56,fill=level", rows.Kernel(total=lanes(2)))
     assert found["saved_mean"].status == Status.CHAIN
     assert found["saved_mean"].note.startswith("sums in chains of 50176 terms")
 
 
 def test_equal_gradients_of_a_file_are_no_missing_terms():
     """Their roundings are all of one sign: the gradient of a mean."""
-    made = Problem.parse("backward,spatial,f32,nchw,16x2x56x56,fill=randn")
-    problem = dataclasses.replace(made, fill=FILE, data="equal.npz")
-    inputs = generate(made)
-    inputs = dataclasses.replace(inputs, dy=np.full_like(inputs.dy, 1 / made.m))
+    drawn = Problem.parse("backward,spatial,f32,nchw,16x2x56x56,fill=randn")
+    problem = dataclasses.replace(drawn, fill=FILE, data="equal.npz")
+    inputs = generate(drawn)
+    inputs = dataclasses.replace(inputs, dy=np.full_like(inputs.dy, 1 / drawn.m))
     expected, by_channel = expect(problem, inputs), rows.Rows(problem, inputs)
     found = judge_call(expected, rows.outputs(CORRECT["one chain"], by_channel))
     assert found["dbias"].status == Status.CHAIN, found["dbias"]

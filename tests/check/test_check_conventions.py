@@ -5,14 +5,13 @@ import types
 
 import numpy as np
 import pytest
-from selftest_tool.rows import BUGS, STYLES, Kernel, Rows, outputs
+from judged_calls import made
+from selftest_tool.rows import BUGS, STYLES, Kernel, outputs
 from tables import table
 
-from pybnorm.check.judging.bounds import Status, expect
+from pybnorm.check.judging.bounds import Status
 from pybnorm.check.judging.conventions import convention_of
 from pybnorm.check.judging.whole_call import judge_call
-from pybnorm.check.language.data import generate
-from pybnorm.check.language.problem import Problem
 
 TRAIN = "train,spatial,f32,nchw,8x6x7x9,fill=randn,kappa=1,factor=0.3,eps=1e-4"
 SMALL = "train,spatial,f32,nchw,8x6x7x9,fill=sqrteps,kappa=1,factor=0.3,eps=1e-4"
@@ -207,16 +206,15 @@ GRADIENTS = {
 
 def named(line, output, change):
     """The verdict on the results of a call, one of which is made another way."""
-    problem = Problem.parse(line)
-    inputs = generate(problem)
-    expected, results = expect(problem, inputs), outputs(Kernel(), Rows(problem, inputs))
+    expected, by_channel = made(line)
+    problem, inputs, results = expected.problem, expected.inputs, outputs(Kernel(), by_channel)
     n = numbers(problem, inputs)
     if n.dy is not None:
         r = inputs.saved_inv_variance if problem.saved else root(n)
-        made = change(n, r.astype(f32))
+        values = change(n, r.astype(f32))
     else:
-        made = change(n)
-    results[output] = made.astype(f32).reshape(results[output].shape)
+        values = change(n)
+    results[output] = values.astype(f32).reshape(results[output].shape)
     return judge_call(expected, results)[output]
 
 
@@ -242,9 +240,7 @@ LINES = (TRAIN, SMALL, INFER, BACKWARD, AGAIN, "train,spatial,bf16,nhwc,8x6x7x9"
 @pytest.mark.slow
 @pytest.mark.parametrize("line", LINES)
 def test_no_convention_is_seen_in_a_correct_kernel(line):
-    problem = Problem.parse(line)
-    inputs = generate(problem)
-    expected, by_channel = expect(problem, inputs), Rows(problem, inputs)
+    expected, by_channel = made(line)
     assert len(STYLES) >= 30
     for style, kernel in STYLES.items():
         for name, values in outputs(kernel, by_channel).items():
@@ -257,9 +253,7 @@ NO_CONVENTION = re.compile("element|row|tile|block|term|swapped|through|partial 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [TRAIN, INFER, BACKWARD, AGAIN])
 def test_what_is_no_convention_is_not_called_one(line):
-    problem = Problem.parse(line)
-    inputs = generate(problem)
-    expected, by_channel = expect(problem, inputs), Rows(problem, inputs)
+    expected, by_channel = made(line)
     bugs = [name for name in BUGS if NO_CONVENTION.search(name) and "old and new" not in name]
     assert len(bugs) > 40
     for bug in bugs:
@@ -268,9 +262,8 @@ def test_what_is_no_convention_is_not_called_one(line):
 
 
 def test_a_value_that_is_not_finite_is_no_convention():
-    problem = Problem.parse(TRAIN)
-    inputs = generate(problem)
-    results = outputs(Kernel(), Rows(problem, inputs))
-    results["y"] = y(numbers(problem, inputs), scale=f32(1))
+    expected, by_channel = made(TRAIN)
+    results = outputs(Kernel(), by_channel)
+    results["y"] = y(numbers(expected.problem, expected.inputs), scale=f32(1))
     results["y"][0, 3, 2, 2] = np.nan
-    assert judge_call(expect(problem, inputs), results)["y"].convention == ""
+    assert judge_call(expected, results)["y"].convention == ""

@@ -2,24 +2,17 @@
 
 import numpy as np
 import pytest
+from judged_calls import made
 from selftest_tool import rows
 from selftest_tool.kernels import Kernel, bf16, f32
 from tables import table
 
 from pybnorm.check.judging import elements
-from pybnorm.check.judging.bounds import Status, expect, judge
+from pybnorm.check.judging.bounds import Status, judge
 from pybnorm.check.judging.whole_call import judge_call
-from pybnorm.check.language.data import generate
-from pybnorm.check.language.problem import Problem
 
 TRAIN = "train,spatial,f32,nchw,8x16x56x56"  # m = 25,088
 BACKWARD = "backward,spatial,f32,nchw,8x16x56x56"
-
-
-def made(line):
-    problem = Problem.parse(line)
-    inputs = generate(problem)
-    return expect(problem, inputs), rows.Rows(problem, inputs)
 
 
 def of_bits(a, bits):
@@ -96,8 +89,7 @@ def test_a_pass_says_how_fine_it_was_looked_at():
     ],
 )
 def test_what_is_not_asked(line):
-    problem = Problem.parse(line)
-    expected = expect(problem, generate(problem))
+    expected, _ = made(line)
     assert not any(elements.asked(expected, name) for name in ("y", "dx") if name in expected.outputs)
 
 

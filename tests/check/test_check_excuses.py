@@ -3,23 +3,17 @@
 import math
 
 import pytest
-from selftest_tool.rows import BUGS, STYLES, Rows, outputs
+from judged_calls import judged, made
+from selftest_tool.rows import BUGS, STYLES, outputs
 
 from pybnorm.check.judging import whole_call
-from pybnorm.check.judging.bounds import LONG, Status, expect
+from pybnorm.check.judging.bounds import LONG, Status
 from pybnorm.check.judging.standalone import judge
-from pybnorm.check.judging.whole_call import Record, judge_call
-from pybnorm.check.language.data import generate, sums_are_exact
+from pybnorm.check.judging.whole_call import Record
+from pybnorm.check.language.data import sums_are_exact
 from pybnorm.check.language.lines import load_suite
-from pybnorm.check.language.problem import Problem
 
 FEW, ENOUGH = "train,spatial,f32,nchw,32x4x112x112", "train,spatial,f32,nchw,32x16x56x56"
-
-
-def judged(line, kernel, record=None):
-    problem = Problem.parse(line)
-    inputs = generate(problem)
-    return judge_call(expect(problem, inputs), outputs(kernel, Rows(problem, inputs)), record)
 
 
 @pytest.mark.slow
@@ -34,10 +28,9 @@ def test_few_channels_cannot_tell_and_sixteen_do(bug):
 
 
 def test_such_a_case_is_mistrusted_as_a_whole():
-    problem = Problem.parse(FEW)
-    inputs = generate(problem)
-    made = outputs(BUGS["partial sums in bfloat16"], Rows(problem, inputs))
-    assert judge(problem, made).status == Status.MISTRUSTED
+    expected, by_channel = made(FEW)
+    results = outputs(BUGS["partial sums in bfloat16"], by_channel)
+    assert judge(expected.problem, results).status == Status.MISTRUSTED
 
 
 @pytest.mark.slow

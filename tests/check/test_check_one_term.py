@@ -2,17 +2,16 @@
 
 import numpy as np
 import pytest
+from judged_calls import made
 from selftest_tool import rows
 from selftest_tool.kernels import Kernel
 from tables import table
 
-from pybnorm.check.judging.bounds import Status, expect
+from pybnorm.check.judging.bounds import Status
 from pybnorm.check.judging.deviations import Rows
 from pybnorm.check.judging.one_term import one_term
 from pybnorm.check.judging.roundings import beyond
 from pybnorm.check.judging.whole_call import judge_call
-from pybnorm.check.language.data import generate
-from pybnorm.check.language.problem import Problem
 
 LONG = "32x16x56x56"  # m = 100,352
 FOUND = {
@@ -22,12 +21,6 @@ FOUND = {
     "an element in the middle read from beside it": "one term of the variance was read from beside it",
     "last 7 elements dropped": "the last terms of the variance, 7 of them, were missing",
 }
-
-
-def made(line):
-    problem = Problem.parse(line)
-    inputs = generate(problem)
-    return expect(problem, inputs), rows.Rows(problem, inputs)
 
 
 @pytest.mark.slow

@@ -4,12 +4,13 @@ import dataclasses
 
 import numpy as np
 import pytest
+from judged_calls import made
 from selftest_tool import rows
 from selftest_tool.kernels import Kernel
 from tables import table
 
 from pybnorm.check.judging import roundings
-from pybnorm.check.judging.bounds import Status, expect, judge
+from pybnorm.check.judging.bounds import Status, judge
 from pybnorm.check.judging.whole_call import judge_call
 from pybnorm.check.language.data import generate
 from pybnorm.check.language.problem import Problem
@@ -38,12 +39,6 @@ BUGS = {
     "each 5000th": without(lambda a: (slice(None), slice(77, None, 5000))),
     "a run at an odd place": without(lambda a: (slice(None), slice(10037, 10046))),
 }
-
-
-def made(line):
-    problem = Problem.parse(line)
-    inputs = generate(problem)
-    return expect(problem, inputs), rows.Rows(problem, inputs)
 
 
 @pytest.mark.slow
@@ -122,9 +117,7 @@ def test_right_results_of_composed_calls_pass(operation):
 @pytest.mark.slow
 def test_a_dropped_element_shows_on_data_like_those_of_networks():
     """m = 100,352, of one sign: within the bound at 0.35 to 0.64."""
-    problem = Problem.parse("backward,spatial,f32,nchw,32x16x56x56,fill=relu")
-    inputs = generate(problem)
-    expected, by_channel = expect(problem, inputs), rows.Rows(problem, inputs)
+    expected, by_channel = made(f"backward,spatial,f32,nchw,{LONG},fill=relu")
     for style, kernel in rows.STYLES.items():
         found = judge_call(expected, rows.outputs(kernel, by_channel)).values()
         assert Status.FAIL not in {v.status for v in found}, style
@@ -136,14 +129,13 @@ def test_a_dropped_element_shows_on_data_like_those_of_networks():
 @pytest.mark.slow
 def test_a_files_data_are_held_against_roundings_where_they_are_in_no_order(tmp_path):
     own = Problem.parse("train,spatial,f32,nchw,32x8x56x56,fill=randn")
-    made, file = generate(own), tmp_path / "own.npz"
-    names = {"running_mean": made.mean, "running_variance": made.variance, "scale": made.scale, "bias": made.bias}
-    order = np.moveaxis(made.x, 1, 0).reshape(8, -1)
+    data, file = generate(own), tmp_path / "own.npz"
+    names = {"running_mean": data.mean, "running_variance": data.variance, "scale": data.scale, "bias": data.bias}
+    order = np.moveaxis(data.x, 1, 0).reshape(8, -1)
     for x, seen in ((order, True), (np.sort(order, axis=1), False)):
         np.savez(file, x=np.moveaxis(x.reshape(8, 32, 56, 56), 0, 1), **names)
-        problem = Problem.parse(f"train,spatial,f32,nchw,32x8x56x56,data={file}")
-        inputs = generate(problem)
-        outputs = rows.outputs(rows.BUGS["an element in the middle dropped"], rows.Rows(problem, inputs))
-        outputs["saved_mean"][:, 3] += np.float32(20 / problem.m)
-        verdict = judge_call(expect(problem, inputs), outputs)["saved_mean"]
+        expected, by_channel = made(f"train,spatial,f32,nchw,32x8x56x56,data={file}")
+        outputs = rows.outputs(rows.BUGS["an element in the middle dropped"], by_channel)
+        outputs["saved_mean"][:, 3] += np.float32(20 / own.m)
+        verdict = judge_call(expected, outputs)["saved_mean"]
         assert (verdict.status == Status.FAIL) == seen

@@ -29,8 +29,7 @@ def cases(*lines):
 def long():
     """m = 100,352."""
     return cases(
-        *(f"{word},spatial,f32,nchw,32x4x56x56" for word in ("train", "backward")),
-        "backward,spatial,f32,nchw,32x4x56x56,saved=0",
+        "train,spatial,f32,nchw,32x4x56x56",
         "train,spatial,f32,nchw,32x32x56x56",
     )
 
@@ -38,21 +37,6 @@ def long():
 def judged(case, style="two_pass", bug=None):
     problem, inputs, expected = case
     return judge_call(expected, execute(problem, inputs, session(style, bug)).outputs)
-
-
-@pytest.mark.slow
-def test_a_dropped_element_is_seen_in_every_output(long):
-    for line, case in long.items():
-        verdicts = judged(case, bug="dropped element")
-        assert {v.status for v in verdicts.values()} == {Status.FAIL}, (line, verdicts)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("style", ["two_pass", "sequential", "folded", "one_pass", "welford"])
-def test_no_style_is_accused(long, style):
-    for line, case in long.items():
-        verdicts = judged(case, style)
-        assert {v.status for v in verdicts.values()} == {Status.PASS}, (line, verdicts)
 
 
 @pytest.mark.slow
@@ -144,16 +128,6 @@ def test_a_mean_that_no_recurrence_makes_takes_the_excuse_from_the_others(long):
     assert verdicts["saved_mean"].status == Status.FAIL
     assert verdicts["saved_inv_variance"].status == Status.FAIL
     assert "saved_mean is not as it rounds" in verdicts["saved_inv_variance"].note
-
-
-def test_the_sums_of_long_exact_data_are_those_of_integers():
-    problem = Problem.parse("train,spatial,f32,nchw,64x2x128x128")  # m = 1,048,576
-    x = np.moveaxis(generate(problem).x, 1, 0).reshape(2, -1)
-    assert x.dtype == np.float32
-    one, two = (np.add.accumulate(a, axis=1)[:, -1] for a in (x, x * x))
-    np.testing.assert_array_equal(one, x.astype(np.float64).sum(axis=1))
-    np.testing.assert_array_equal(two, (x.astype(np.float64) ** 2).sum(axis=1))
-    assert len(set((one / problem.m).tolist())) > 1
 
 
 @pytest.mark.parametrize("line", ["train,spatial,f32,nchw,4x3x3x4,fill=randn", "backward,spatial,bf16,nchw,4x3x4x4"])

@@ -4,15 +4,14 @@ import math
 
 import numpy as np
 import pytest
-from selftest_tool.rows import Kernel, Rows, outputs
+from judged_calls import made
+from selftest_tool.rows import Kernel, outputs
 from tables import table
 
-from pybnorm.check.judging.bounds import Status, Verdict, expect
+from pybnorm.check.judging.bounds import Status, Verdict
 from pybnorm.check.judging.bounds.where import within
 from pybnorm.check.judging.results import CaseResult, from_json, to_json, verdict_text
 from pybnorm.check.judging.whole_call import judge_call
-from pybnorm.check.language.data import generate
-from pybnorm.check.language.problem import Problem
 from pybnorm.check.report import html
 
 NCHW, NHWC = (3136, 196, 14, 1), (3136, 1, 224, 16)
@@ -138,10 +137,8 @@ def test_the_picture_shows_channels_and_positions():
 
 
 def test_a_verdict_says_where_and_how_far_off():
-    problem = Problem.parse("train,spatial,f32,nchw,6x18x7x2,fill=randn")
-    inputs = generate(problem)
-    outputs_ = outputs(Kernel(), Rows(problem, inputs))
-    expected = expect(problem, inputs)
+    expected, by_channel = made("train,spatial,f32,nchw,6x18x7x2,fill=randn")
+    outputs_ = outputs(Kernel(), by_channel)
     right = judge_call(expected, outputs_)
     assert {(v.status, v.where, v.covered, len(v.picture)) for v in right.values()} == {(Status.PASS, "", 0, 0)}
     outputs_["y"][:, 5] += 1
@@ -167,9 +164,7 @@ def test_a_page_and_a_document_have_the_picture():
 
 
 def test_elements_that_must_not_be_finite_are_found():
-    problem = Problem.parse("infer,spatial,f32,nchw,4x5x6x6,fill=special")
-    inputs = generate(problem)
-    expected = expect(problem, inputs)
+    expected, _ = made("infer,spatial,f32,nchw,4x5x6x6,fill=special")
     with np.errstate(all="ignore"):
         y = expected.outputs["y"].astype(np.float32)
     swallowed = np.isfinite(y)
