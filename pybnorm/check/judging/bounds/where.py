@@ -18,7 +18,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,8 +58,7 @@ LEVELS = ".123456789x"
 """Of the largest error / bound in a cell: right, up to 2, 4, ... 256, more, and not finite."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Where:
+class Where(NamedTuple):
     """The place of an output's wrong elements."""
 
     text: str
@@ -92,8 +91,7 @@ def levels(
 def put(verdict: Verdict, found: Array, strides: tuple[int, ...]) -> None:
     """Say of a verdict where the elements are whose levels are not 0."""
     where = within(found, strides if verdict.output in DATA_OUTPUTS else ())
-    verdict.where, verdict.covered, verdict.included = where.text, where.wrong, where.right
-    verdict.picture = where.picture
+    verdict.where, verdict.covered, verdict.included, verdict.picture = where
 
 
 def within(found: Array, strides: tuple[int, ...] = ()) -> Where:
@@ -102,8 +100,8 @@ def within(found: Array, strides: tuple[int, ...] = ()) -> Where:
     if not grid.wrong:
         return Where("", 0, 0, [])
     best = _search(grid)
-    covered, size = grid.count(best.conditions)
-    return Where(_text(grid, best.conditions, covered, size), covered, size - covered, _picture(found))
+    covered, size = grid.count(best)
+    return Where(_text(grid, best, covered, size), covered, size - covered, _picture(found))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -354,7 +352,8 @@ class _Condition:
     def text(self) -> str:
         """Text such as "channels 1 to 5"."""
         axis, low, high = self.axis, self.low, self.high
-        of = {"": "", "plane": " of a plane", "channel": " of a channel", "memory": " in memory"}[axis.each]
+        of = {"": "", "memory": " in memory"}.get(axis.each, f" of a {axis.each}")
+        each = of.replace(" a ", " every ")
         if self.few:
             return f"the first and the last {axis.one}{of}" if self._ends else _listed(axis.one, self.few) + of
         if self.modulus:
@@ -366,7 +365,6 @@ class _Condition:
             apart = f" ({self.modulus} apart)" if axis.each and low == high else ""
             return f"{axis.many} {axis.letter}{of} with {said}{apart}"
         count = high - low + 1
-        each = {"": "", "plane": " of every plane", "channel": " of every channel", "memory": " in memory"}[axis.each]
         if high == axis.size - 1:
             return f"the last {axis.one}{each}" if count == 1 else f"the last {count} {axis.many}{each}"
         if count == 1:
@@ -412,51 +410,47 @@ def _choices(n: float, k: float) -> float:
     return (math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)) / math.log(2)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Found:
-    conditions: tuple[_Condition, ...]
-    bits: float
-
-
-def _search(grid: _Grid) -> _Found:
+def _search(grid: _Grid) -> tuple[_Condition, ...]:
+    """The conditions that say in the fewest bits which elements are wrong; none if all are, or without a pattern."""
     if grid.wrong == grid.total:
-        return _Found((), 0.0)
+        return ()
     channel, place = grid.sample()
     share = grid.wrong / max(1, len(channel))
-    best = _Found((), _choices(grid.total, grid.wrong))
-    row, least = [best], max(LEAST, SHARE * best.bits)
+    best: tuple[_Condition, ...] = ()
+    fewest = _choices(grid.total, grid.wrong)
+    row, least = [(fewest, best)], max(LEAST, SHARE * fewest)
     coordinates = [(axis, grid.values(axis, channel, place)) for axis in grid.axes]
     if grid.m > LARGEST:
         coordinates = [(axis, values) for axis, values in coordinates if axis.of == "channel"]
     seen: set[frozenset[_Condition]] = set()
     for deep in range(DEEPEST):
-        if best.bits < least + CHEAPEST * (deep + 1):
+        if fewest < least + CHEAPEST * (deep + 1):
             break
-        longer: list[_Found] = []
-        for found in row:
-            if any(c.axis.of == "memory" for c in found.conditions):
+        longer: list[tuple[float, tuple[_Condition, ...]]] = []
+        for _, found in row:
+            if any(c.axis.of == "memory" for c in found):
                 continue  # what lies in memory says nothing of one coordinate alone: it comes last
             inside = np.ones(len(channel), bool)
-            for condition in found.conditions:
+            for condition in found:
                 inside &= condition.holds(next(v for a, v in coordinates if a == condition.axis))
             if not inside.any():
                 continue
-            box = grid.box(found.conditions)
+            box = grid.box(found)
             for axis, values in coordinates:
                 own = values[inside]
                 for condition, covered in _conditions(axis, own):
-                    conditions = (*found.conditions, condition)
+                    conditions = (*found, condition)
                     if frozenset(conditions) in seen:
                         continue
                     seen.add(frozenset(conditions))
                     if 2 * covered >= len(own):
                         bits = sum(c.bits for c in conditions)
-                        longer.append(_Found(conditions, bits + _bits(grid, box.size(condition), covered * share)))
-        longer.sort(key=lambda found: found.bits)
+                        longer.append((bits + _bits(grid, box.size(condition), covered * share), conditions))
+        longer.sort(key=lambda found: found[0])
         row = longer[:WIDEST]
-        if not row or best.bits - row[0].bits < least:
+        if not row or fewest - row[0][0] < least:
             break
-        best = row[0]
+        fewest, best = row[0]
     return best
 
 
