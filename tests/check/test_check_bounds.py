@@ -820,6 +820,10 @@ def test_an_input_stuck_at_one_value_is_mistrusted():
     inputs = generate(problem)
     inputs.variance[...] = 1e30
     assert set(untrusted(problem, inputs)) >= {"x", "scale", "variance"}
+    hidden = "alpha=1e-06,beta=1,alpha_param=1e-09,beta_param=1"
+    problem = Problem.parse(f"backward,spatial,bf16,nchw,4x3x4x4,fill=randn,{hidden}")
+    every = {"x", "scale", "dy", "saved_mean", "saved_inv_variance", "alpha", "alpha_param"}
+    assert set(untrusted(problem, generate(problem))) == every
 
 
 @pytest.mark.parametrize(
