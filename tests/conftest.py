@@ -88,41 +88,47 @@ def pytest_unconfigure():
     _SHADOWS.cleanup()
 
 
-@pytest.hookimpl(trylast=True)  # after -k and -m: what is asked for by name is there
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    items[:] = pairwise(items)
+    if named(config):  # of what was selected
+        functions = collections.defaultdict(list)
+        for item in items:
+            functions[item.nodeid.partition("[")[0]].append(item)
+        specs = {name: [getattr(item, "callspec", None) for item in made] for name, made in functions.items()}
+        chosen = set().union(*(pairwise(made, specs[name], made[0]) for name, made in functions.items()))
+        items[:] = [item for item in items if item in chosen]
     if config.option.quick_run:
-        chosen = quick(items)
-        config.stash[LEFT_OUT] = f"{len(items) - len(chosen)} of {len(items)} tests"
-        items[:] = chosen
+        items[:] = quick(items)
 
 
-LEFT_OUT = pytest.StashKey()
+def named(config):
+    """Whether tests are selected by name: then each combination of parameters has to be there for the selection."""
+    return config.option.keyword or config.option.markexpr or any("::" in argument for argument in config.args)
 
 
-def pairwise(items):
-    """Combinations of each function's parameters, three or more, in which every pair of values is met."""
-    functions = collections.defaultdict(list)
-    for item in items:
-        functions[item.nodeid.partition("[")[0]].append(item)
-    chosen = set()
-    for made in functions.values():
-        pairs = {item: _pairs(item) for item in made}
-        missing = set().union(*pairs.values())
-        chosen.update(item for item in made if not pairs[item])  # nothing is combined
-        while missing:
-            best = max(made, key=lambda item: len(pairs[item] & missing))
-            chosen.add(best)
-            missing -= pairs[best]
-    return [item for item in items if item in chosen]
+def pairwise(tests, specs, function):
+    """A function's tests in which every pair of values of three parameters or more is met; all, if it has fewer."""
+    together = _together(function)
+    pairs = [_pairs(spec.params if spec else {}, together) for spec in specs]
+    missing = set().union(*pairs)
+    chosen = {i for i, met in enumerate(pairs) if not met}  # of these nothing is combined
+    while missing:
+        best = max(range(len(tests)), key=lambda i: len(pairs[i] & missing))
+        chosen.add(best)
+        missing -= pairs[best]
+    return [tests[i] for i in sorted(chosen)]
 
 
-def _pairs(item):
-    """The pairs of parameters' values in a test, if it combines three lists or more; a tuple of values is several."""
-    values, params = set(), getattr(getattr(item, "callspec", None), "params", {})
-    together = [_names(mark) for mark in item.iter_markers("parametrize")]  # rows that somebody wrote
+def _together(function):
+    """Names of each mark's parameters: rows that somebody wrote."""
+    return [_names(mark) for mark in function.iter_markers("parametrize")]
+
+
+def _pairs(params, together):
+    """The pairs of parameters' values in a call, if it combines three lists or more; a tuple of values is several."""
     if len(together) + len(params.keys() - set().union(*together)) < 3:
         return set()
+    values = set()
     for name, value in params.items():
         parts = value if isinstance(value, tuple) and not all(isinstance(part, int) for part in value) else (value,)
         values.update((name, place, repr(part)) for place, part in enumerate(parts))
@@ -190,16 +196,22 @@ def backends_made_for(device):
     return here or list(pybnorm.backends())
 
 
+@pytest.hookimpl(wrapper=True)
 def pytest_generate_tests(metafunc):
-    """`backend`: the name of each whose library is here; with `handle` each that has a device as well."""
+    """`backend`: the name of each whose library is here; with `handle` each that has a device as well.
+
+    What would be left out is not made, unless a name may ask for it.
+    """
     names = metafunc.fixturenames
-    if "backend" in names and "backend" not in _parametrized(metafunc):
+    if "backend" in names and "backend" not in set().union(*_together(metafunc.definition)):
         metafunc.parametrize("backend", backends_made_for("handle" in names), indirect=True, scope="session")
-
-
-def _parametrized(metafunc):
-    """Arguments that a test has its own values for."""
-    return set().union(*map(_names, metafunc.definition.iter_markers("parametrize")))
+    yield
+    calls = metafunc._calls
+    if not named(metafunc.config):
+        calls[:] = pairwise(calls, calls, metafunc.definition)
+    if metafunc.config.option.quick_run:
+        fast = [call for call in calls if "slow" not in [mark.name for mark in call.marks]]
+        calls[:] = tables.some(fast or calls, QUICK_PARAMETERS)
 
 
 def _names(mark):
@@ -296,5 +308,5 @@ def pytest_terminal_summary(terminalreporter):
                 terminalreporter.write_line(f"NOTICE: {text}")
     config = terminalreporter.config
     if config.option.quick_run:
-        left_out = config.stash.get(LEFT_OUT, "slow tests and most parameters")  # workers of pytest-xdist count them
-        terminalreporter.write_line(f"quick run: {left_out} are left out; all of them: pytest --full -n auto")
+        text = "quick run: slow tests and most parameters are left out; all of them: pytest --full -n auto"
+        terminalreporter.write_line(text)

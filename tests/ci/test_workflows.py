@@ -227,45 +227,30 @@ def small(tmp_path):
 
 @pytest.mark.slow
 def test_pytest_by_itself_leaves_out_slow_tests_and_most_parameters_and_says_so(small):
-    ran, said = small()
+    ran, said = small("-s")
     assert ran == ["test_many[0]", "test_many[9]", "test_one"]
-    assert re.findall(r"row (\d)", small("-s")[1]) == ["0", "9"]
-    assert "quick run: 9 of 12 tests are left out; all of them: pytest --full -n auto" in said
+    assert re.findall(r"row (\d)", said) == ["0", "9"]
+    pytest.importorskip("xdist")
+    parallel = small("-p", "xdist", "-n", "2", "-q")[1]
+    assert "3 passed" in parallel
+    for text in (said, parallel):
+        assert "quick run: slow tests and most parameters are left out; all of them: pytest --full -n auto" in text
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--full",),
-        ("tests/test_small.py",),
-        ("-k", "test"),
-    ],
-)
-def test_what_selects_tests_itself_leaves_out_nothing(small, words):
-    ran, said = small(*words, "-s")
-    assert len(ran) == 12
-    assert len(re.findall(r"row \d", said)) == 10
-    assert "left out" not in said
-
-
-@pytest.mark.slow
-def test_combinations_meet_in_pairs_and_rows_that_somebody_wrote_all_run(small, tmp_path):
+@pytest.mark.parametrize("words", [("--full",), ("tests/test_small.py",), ("-k", "test")])
+def test_what_selects_tests_itself_leaves_out_nothing_but_combinations(small, tmp_path, words):
+    """Which meet in pairs; rows that somebody wrote all run."""
     rows = "[(1, 1, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1), (1, 1, 2)]"  # each pair of the last is in another
     lists = "".join(f'@pytest.mark.parametrize("{name}", [1, 2])\n' for name in "abc")
     tests = "def test_row(a, b, c):\n    pass\n", "def test_product(a, b, c):\n    pass\n"
-    text = f'import pytest\n@pytest.mark.parametrize("a, b, c", {rows})\n{tests[0]}\n{lists}{tests[1]}'
-    (tmp_path / "tests/test_small.py").write_text(text)
-    ran = small("--full", "-s")[1]
-    assert (ran.count("::test_row["), ran.count("::test_product[")) == (5, 4)
-
-
-@pytest.mark.slow
-def test_workers_of_pytest_xdist_do_the_same(small):
-    pytest.importorskip("xdist")
-    _, said = small("-p", "xdist", "-n", "2", "-q")
-    assert "3 passed" in said
-    assert "quick run: slow tests and most parameters are left out" in said
+    with (tmp_path / "tests/test_small.py").open("a") as file:
+        file.write(f'\n@pytest.mark.parametrize("a, b, c", {rows})\n{tests[0]}\n{lists}{tests[1]}')
+    ran, said = small(*words, "-s")
+    assert len(ran) == 12
+    assert len(re.findall(r"row \d", said)) == 10
+    assert (said.count("::test_row["), said.count("::test_product[")) == (5, 4)
+    assert "left out" not in said
 
 
 @pytest.mark.slow
