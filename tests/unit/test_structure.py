@@ -1,7 +1,5 @@
 """The house: who imports whom, one copy of each number, documented and typed surfaces."""
 
-import ast
-import enum
 import functools
 import graphlib
 import importlib
@@ -9,8 +7,6 @@ import importlib.metadata
 import inspect
 import itertools
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -67,26 +63,20 @@ FILES = sorted([*SOURCE.rglob("*.py"), *SOURCE.rglob("*.pyx"), *SOURCE.rglob("*.
 MODULES = {module_of(path) for path in FILES}
 
 
+IMPORT = re.compile(r"^[ \t]*(?:from (\.*[\w.]*) )?c?import (\([^)]*\)|[^\n#]+)", re.M)
+
+
 def imports(path):
     """The package's modules that a file imports, inside functions too."""
-    text = path.read_text()
-    package = [*module_of(path).split("."), ""] if path.name == "__init__.py" else module_of(path).split(".")
-    names = []
-    if path.suffix == ".py":
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ImportFrom):
-                base = (
-                    [*package[: len(package) - node.level], *filter(None, [node.module])]
-                    if node.level
-                    else [node.module]
-                )
-                names += [(".".join(base), alias.name) for alias in node.names]
-            elif isinstance(node, ast.Import):
-                names += [(alias.name, "") for alias in node.names]
-    else:
-        for match in re.finditer(r"^\s*from (pybnorm[\w.]*) import (.+)$", text, re.M):
-            names += [(match[1], name.strip()) for name in match[2].split(",")]
-    found = {f"{base}.{name}" if f"{base}.{name}" in MODULES else base for base, name in names}
+    package, found = module_of(path).split("."), set()
+    package += [""] * (path.name == "__init__.py")
+    for base, names in IMPORT.findall(path.read_text()):
+        parts = base.lstrip(".")
+        level = len(base) - len(parts)
+        base = ".".join([*package[: len(package) - level], *filter(None, [parts])]) if level else parts
+        for name in re.findall(r"(?:^|,)\s*([\w.]+)", names.strip("()")):
+            target = f"{base}.{name}" if base else name
+            found.add(target if target in MODULES else base)
     return found & MODULES - {module_of(path)}
 
 
@@ -183,11 +173,6 @@ def test_only_commands_print():
     assert {m for m in importers if room(m) != "cli"} == {"pybnorm.pytest_plugin"}
 
 
-def test_importing_the_package_imports_no_layer_above():
-    code = "import sys, pybnorm; sys.exit(any(f'pybnorm.{n}' in sys.modules for n in ('check',)))"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60, cwd=ROOT / "tests").returncode == 0
-
-
 @table("path", sorted((SOURCE / "backends").rglob("*.[ch]")))
 def test_backend_files_include_only_the_contract(path):
     included = re.findall(r'^\s*#\s*include\s*([<"][^>"]+[>"])', path.read_text(), re.M)
@@ -209,33 +194,23 @@ def test_backend_list_agrees_everywhere():
     assert sorted(listed) == sorted(defined)
 
 
-@pytest.mark.parametrize(
-    ("enumeration", "prefix"),
+@table(
+    ("enumeration", "c_name", "prefix"),
     [
-        (enums.Mode, "PBN_"),
-        (enums.DataType, "PBN_"),
-        (enums.Layout, "PBN_"),
-        (enums.Operation, "PBN_OP_"),
-        (enums.Activation, "PBN_ACTIVATION_"),
-        (enums.Capability, "PBN_CAP_"),
-        (enums.StatusClass, "PBN_CLASS_"),
+        (enums.Mode, "mode", ""),
+        (enums.DataType, "dtype", ""),
+        (enums.Layout, "layout", ""),
+        (enums.Operation, "operation", "OP_"),
+        (enums.Activation, "activation", "ACTIVATION_"),
+        (enums.Capability, "capability", "CAP_"),
+        (enums.StatusClass, "status_class", "CLASS_"),
     ],
 )
-def test_python_enums_are_those_of_the_shim(enumeration, prefix):
+def test_python_enums_are_those_of_the_shim(enumeration, c_name, prefix):
     shim = (ROOT / "include/pybnorm/shim.h").read_text()
-    c_name = {
-        "Mode": "pbn_mode",
-        "DataType": "pbn_dtype",
-        "Layout": "pbn_layout",
-        "Operation": "pbn_operation",
-        "Activation": "pbn_activation",
-        "Capability": "pbn_capability",
-        "StatusClass": "pbn_status_class",
-    }[enumeration.__name__]
-    body = re.search(rf"typedef enum {c_name} \{{(.*?)\}} {c_name};", shim, re.S)[1]
+    body = re.search(rf"typedef enum pbn_{c_name} \{{(.*?)\}} pbn_{c_name};", shim, re.S)[1]
     values = {name: int(value) for name, value in re.findall(r"(\w+) = (-?\d+)", body)}
-    members = {prefix + name: member.value for name, member in enumeration.__members__.items()}
-    assert values == members
+    assert values == {f"PBN_{prefix}{name}": member.value for name, member in enumeration.__members__.items()}
 
 
 def test_device_types_are_those_of_the_shim():
@@ -256,39 +231,6 @@ def test_enumerations_print_their_names():
     assert (str(enums.Capability(0)), repr(enums.Capability(0))) == ("0", "Capability(0)")
 
 
-def public_objects():
-    for name in pybnorm.__all__:
-        thing = getattr(pybnorm, name)
-        yield name, thing
-        if inspect.isclass(thing) and not issubclass(thing, (enum.Enum, BaseException)):
-            for attribute in dir(thing):
-                member = inspect.getattr_static(thing, attribute)
-                if not attribute.startswith("_") and (callable(member) or inspect.isdatadescriptor(member)):
-                    if isinstance(getattr(thing, "_fields", None), tuple) and attribute in thing._fields:
-                        continue
-                    yield f"{name}.{attribute}", member
-
-
-@table(("name", "thing"), list(public_objects()))
-def test_public_objects_are_documented(name, thing):
-    if not (callable(thing) or inspect.isdatadescriptor(thing)):
-        return
-    if name in {"TensorDescriptor." + a for a in ("backend", "dtype", "dims", "strides", "layout")}:
-        return  # described by the class
-    if name in {"Handle." + a for a in ("backend", "library", "device")}:
-        return
-    if (
-        name.partition(".")[2] in ("algorithm", "reason", "workspace_size", "reserve_size", "deterministic")
-        and "Plan." in name
-    ):
-        return
-    text = inspect.getdoc(thing)
-    assert text, name
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(name.split(".")[-1] + "(")]
-    first = lines[0]
-    assert first[0].isupper() or first.startswith("``"), (name, first)
-
-
 @table("name", sorted(pybnorm._SUBMODULES))
 def test_the_list_of_public_names_is_complete(name):
     if name == "torch":
@@ -304,43 +246,6 @@ def test_the_list_of_public_names_is_complete(name):
     }
     assert own <= set(module.__all__)
     assert list(module.__all__) == sorted(set(module.__all__), key=lambda n: (not n.isupper(), n[0].islower(), n))
-
-
-def test_the_stub_has_every_public_name():
-    tree = ast.parse((SOURCE / "_core.pyi").read_text())
-    stubbed = {n.name for n in tree.body if isinstance(n, (ast.ClassDef, ast.FunctionDef))}
-    assert stubbed == set(pybnorm._core.__all__)
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and node.name in ("Handle", "TensorDescriptor"):
-            members = {n.name for n in node.body if isinstance(n, ast.FunctionDef)}
-            members |= {n.target.id for n in node.body if isinstance(n, ast.AnnAssign)}
-            actual = {a for a in dir(getattr(pybnorm, node.name)) if not a.startswith("_")}
-            assert {m for m in members if not m.startswith("_")} == actual
-
-
-def test_stub_signatures_agree():
-    tree = ast.parse((SOURCE / "_core.pyi").read_text())
-
-    def names(node):
-        a = node.args
-        return [arg.arg for arg in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
-
-    def actual(function):  # a type checker tells of unknown names by itself
-        return [p.name for p in inspect.signature(function).parameters.values() if p.kind != p.VAR_KEYWORD]
-
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
-            assert names(node) == actual(getattr(pybnorm._core, node.name)), node.name
-    handle = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Handle")
-    for node in handle.body:
-        if isinstance(node, ast.FunctionDef) and node.name in (
-            "forward_training",
-            "forward_inference",
-            "backward",
-            "axpby",
-            "workspace_size",
-        ):
-            assert names(node) == actual(getattr(pybnorm.Handle, node.name)), node.name
 
 
 def test_the_version_is_written_once():
