@@ -7,7 +7,7 @@ from fractions import Fraction
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import table
 
@@ -164,11 +164,12 @@ def test_every_mode_rank_and_layout(shape, mode, layout, blocks):
         300,
     )
 
-    for saved in ({}, {"saved_mean": got.saved_mean, "saved_inv_variance": got.saved_inv_variance}):
+    for saved in ({}, {"saved_mean": mean, "saved_inv_variance": variance}):  # in which epsilon plays no part
         gradients = reference.backward(x, dy, scale, mode=mode, epsilon=1e-3, **saved)
-        for value, expected in zip(gradients, naive.backward(dy, scale), strict=True):
+        magnitude = 1000 if saved else 10 * max(1, np.max(naive.inv) ** 2)
+        for value, expected in zip(gradients, naive.backward(dy, scale, *saved.values()), strict=True):
             value = naive.flat(value) if value.shape == shape else value.ravel()
-            close(value, expected, 10 * max(1, np.max(naive.inv) ** 2), units=200)
+            close(value, expected, magnitude, units=200)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -263,35 +264,6 @@ def test_exact_data_give_exact_results(dtype, mode, spatial, blocks):
             close(gradients.dx.ravel(), [float(e) for e in exact], 16, units=4)
 
 
-@pytest.mark.slow
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))  # a busy machine draws slowly
-@given(data=st.data())
-def test_statistics_against_fractions(data):
-    """Any float32 values: mean and variance within a few units of the exact rational numbers."""
-    shape = data.draw(st.tuples(st.integers(2, 5), st.integers(1, 3), st.integers(1, 4)), label="shape")
-    mode = data.draw(st.sampled_from([Mode.SPATIAL, Mode.PER_ACTIVATION]), label="mode")
-    size = math.prod(shape)
-    values = st.floats(-1e6, 1e6, width=32)
-    x = np.array(data.draw(st.lists(values, min_size=size, max_size=size)), np.float32).reshape(shape)
-    order = data.draw(st.permutations(range(3)), label="order")
-    x = np.ascontiguousarray(x.transpose(order)).transpose(np.argsort(order))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(walk, "BLOCK", data.draw(st.integers(1, 40), label="block"))
-        patch.setattr(walk, "_KEPT", data.draw(st.integers(1, 4), label="kept"))
-        patch.setattr(walk, "_RUN", data.draw(st.integers(1, 16), label="run"))
-        ones = np.ones(derived(shape, mode))
-        got = reference.forward_training(x, ones, ones, mode=mode)
-    m = count(shape, mode)
-    for index in np.ndindex(derived(shape, mode)):
-        part = x[tuple(slice(None) if a in reduced(3, mode) else slice(i, i + 1) for a, i in enumerate(index))]
-        exact = [Fraction(float(v)) for v in part.ravel()]
-        mean = sum(exact) / m
-        variance = sum((v - mean) ** 2 for v in exact) / m
-        assert abs(Fraction(float(got.saved_mean[index])) - mean) <= 4 * U64 * max(abs(v) for v in exact)
-        # The float64 mean is off by u * |mean| at most, which the second sum then takes out again.
-        assert abs(Fraction(float(got.variance[index])) - variance) <= 16 * U64 * variance
-
-
 # ---------------------------------------------------------------- numerics
 
 
@@ -326,25 +298,24 @@ def test_hard_float64_columns(column, blocks):
     np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="NumPy 1's sums may lose one digit more", strict=False
 )
 def test_long_reductions_do_not_lose_digits():
-    """2e7 float32 values: ten of them, repeated by a stride of 0."""
+    """4e6 float32 values: ten of them, repeated by a stride of 0."""
     row = random(10, np.float32, scale=0.1, offset=3.0)
     mean, variance = exact_moments(row)
     for x in (
-        np.broadcast_to(row, (2_000_000, 1, 10)),
-        np.tile(row, 200_000).reshape(-1, 1),
+        np.broadcast_to(row, (400_000, 1, 10)),
+        np.tile(row, 100_000).reshape(-1, 1),
     ):
         got = reference.forward_training(x, np.ones(1), np.zeros(1), out={"y": np.empty(x.shape, np.float16)})
         assert abs(Fraction(got.saved_mean.item()) - mean) <= 2 * U64 * abs(mean)
         assert abs(Fraction(got.variance.item()) - variance) <= 4 * U64 * variance
 
 
-@pytest.mark.slow
 def test_sums_over_many_blocks_are_compensated(monkeypatch):
-    """With blocks of one element a plain running sum of 0.1 would be off by 1e-11 relative."""
+    """With blocks of one element a plain running sum of 0.1 would be off by 1e-13 relative."""
     monkeypatch.setattr(walk, "BLOCK", 1)
-    x = np.full((20_000, 1), 0.1)
+    x = np.full((2_000, 1), 0.1)
     (total,) = reference.reduce_blocks(lambda v: v, (x,), Mode.SPATIAL)
-    exact = 20_000 * Fraction(0.1)
+    exact = 2_000 * Fraction(0.1)
     assert abs(Fraction(total.item()) - exact) <= U64 * exact
 
 
@@ -456,21 +427,6 @@ def test_gradients_by_finite_differences(shape, mode):
         np.testing.assert_allclose(gradient, numeric, rtol=0, atol=2e-9)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_backward_honours_saved_values_that_are_not_those_of_x(mode, blocks):
-    shape = (4, 3, 5)
-    x, dy, scale = random(shape, seed=1), random(shape, seed=2), random(derived(shape, mode), seed=3)
-    mean, inv = random(derived(shape, mode), seed=4), random(derived(shape, mode), seed=5)
-    naive = Naive(x, mode, 1.0)
-    got = reference.backward(x, dy, scale, mode=mode, saved_mean=mean, saved_inv_variance=inv)
-    dx, dscale, dbias = naive.backward(dy, scale, mean, inv)
-    close(naive.flat(got.dx), dx, 50)
-    close(got.dscale.ravel(), dscale, 50)
-    close(got.dbias.ravel(), dbias, 50)
-    other = reference.backward(x, dy, scale, mode=mode, saved_mean=mean, saved_inv_variance=inv, epsilon=7.0)
-    np.testing.assert_array_equal(other.dx, got.dx)  # epsilon plays no part
-
-
 # ---------------------------------------------------------------- blending
 
 
@@ -486,18 +442,17 @@ def test_blending(mode, alpha, beta, blocks):
     if beta == 0:  # must not be read
         prior, prior_scale, prior_bias = (np.full_like(a, np.nan) for a in (prior, prior_scale, prior_bias))
 
-    def blended(result, old):
-        return alpha * result + (beta * old if beta else 0.0)
+    of_data, of_parameters = (alpha, beta), (alpha - 3, 2 * beta)
 
     def calls(**priors):
-        p = {"alpha": alpha, "beta": beta, "mode": mode} | ({"prior": priors["prior"]} if priors else {})
-        q = {"alpha": alpha, "beta": beta, "alpha_param": alpha, "beta_param": beta, "mode": mode}
+        p = {"alpha": alpha, "beta": beta, "mode": mode}
+        q = p | dict(zip(("alpha_param", "beta_param"), of_parameters, strict=True))
         q |= {"prior_dx": prior, "prior_dscale": prior_scale, "prior_dbias": prior_bias} if priors else {}
         return (
-            reference.forward_training(x, scale, bias, **p).y,
-            reference.forward_inference(x, scale, bias, mean, variance, **p).y,
+            reference.forward_training(x, scale, bias, **p, **priors).y,
+            reference.forward_inference(x, scale, bias, mean, variance, **p, **priors).y,
             *reference.backward(x, dy, scale, **q),
-            reference.axpby(alpha, x, beta, *([prior] if priors else [])),
+            reference.axpby(alpha, x, beta, *priors.values()),
         )
 
     plain = (
@@ -507,32 +462,11 @@ def test_blending(mode, alpha, beta, blocks):
         x,
     )
     old = (prior, prior, prior, prior_scale, prior_bias, prior)
-    for got, result, before in zip(calls(prior=prior), plain, old, strict=True):
-        close(got, blended(result, before), 10 * np.max(np.abs(result)))
-        assert np.all(np.isfinite(got))
-    if beta == 0:
-        for got, result in zip(calls(), plain, strict=True):  # prior may be left out
-            close(got, alpha * result, 10 * np.max(np.abs(result)))
-
-
-def test_data_and_param_pairs_are_not_mixed():
-    x, dy, scale = random((4, 3, 5), seed=1), random((4, 3, 5), seed=2), random((1, 3, 1), seed=3)
-    plain = reference.backward(x, dy, scale)
-    got = reference.backward(
-        x,
-        dy,
-        scale,
-        alpha=2.0,
-        beta=3.0,
-        alpha_param=5.0,
-        beta_param=7.0,
-        prior_dx=np.full(x.shape, 1.0),
-        prior_dscale=np.full(3, 2.0),
-        prior_dbias=np.full(3, 4.0),
-    )
-    close(got.dx, 2 * plain.dx + 3, 10)
-    close(got.dscale, 5 * plain.dscale + 14, 100)
-    close(got.dbias, 5 * plain.dbias + 28, 100)
+    factors = (of_data, of_data, of_data, of_parameters, of_parameters, of_data)
+    for priors in ({"prior": prior}, {}) if beta == 0 else ({"prior": prior},):  # which may be left out
+        for got, result, before, (a, b) in zip(calls(**priors), plain, old, factors, strict=True):
+            close(got, a * result + (b * before if b else 0.0), 10 * np.max(np.abs(result)))
+            assert np.all(np.isfinite(got))
 
 
 # ---------------------------------------------------------------- running statistics
@@ -668,25 +602,21 @@ def nearest_even(value, dtype):
     return math.copysign(math.inf, value) if abs(result) > limit else math.copysign(float(result), value)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
-@settings(max_examples=300, deadline=None)
-@given(data=st.data())
-def test_round_to_is_to_nearest_even_once(dtype, data):
+def test_round_to_is_to_nearest_even_once(dtype):
     """Around the midpoints of the type, where rounding twice goes wrong, and anywhere."""
-    info = ml_dtypes.finfo(dtype)
-    bits = data.draw(st.integers(0, 2 ** (16 if dtype.itemsize == 2 else 32) - 1))
-    with np.errstate(invalid="ignore"):  # signalling NaN
-        base = float(np.array(bits, f"u{dtype.itemsize}").view(dtype).astype(np.float64))
-    value = data.draw(st.floats(allow_nan=False)) if not np.isfinite(base) else base
-    if math.isfinite(value):
-        half = abs(base) * float(info.eps) / 2 if np.isfinite(base) else 0.0
-        value += data.draw(st.sampled_from([0.0, 0.5, 1.0, -0.5])) * half
-        value += data.draw(st.sampled_from([0.0, 1.0, -1.0])) * abs(value) * 2.0 ** data.draw(st.integers(-52, -20))
-    expected = nearest_even(value, dtype)
-    got = float(reference.round_to(np.array([value]), dtype)[0])
-    assert got == expected
-    assert math.copysign(1, got) == math.copysign(1, expected)
+    generator = np.random.default_rng(1)
+    bits = generator.integers(0, 2 ** (8 * dtype.itemsize), 3000).astype(f"u{dtype.itemsize}")
+    with np.errstate(invalid="ignore"):  # of NaN and inf, which are left out
+        values = bits.view(dtype).astype(np.float64)
+        values += generator.choice([0.0, 0.5, 1.0, -0.5], 3000) * np.abs(values) * float(ml_dtypes.finfo(dtype).eps) / 2
+        values *= 1 + generator.choice([0.0, 1.0, -1.0], 3000) * 2.0 ** generator.integers(-52, -20, 3000)
+    values = np.concatenate([values, np.frombuffer(generator.bytes(8 * 3000))])
+    values = values[np.isfinite(values)]
+    expected = np.array([nearest_even(value, dtype) for value in values])
+    got = reference.round_to(values, dtype).astype(np.float64)
+    np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(np.signbit(got), np.signbit(expected))
 
 
 def test_round_to_bfloat16_does_not_round_twice():
@@ -700,20 +630,19 @@ def test_round_to_bfloat16_does_not_round_twice():
 # ---------------------------------------------------------------- memory
 
 HALF = np.dtype(np.float16)
-LARGE = 3_000_000  # a float64 copy is 23 MiB
+LARGE = 1_000_000
 NASTY = [
-    ((1, 1, 2000, 1500), "channels_first", Mode.SPATIAL),
+    ((1, 1, 1000, 1000), "channels_first", Mode.SPATIAL),
     ((LARGE, 1), "channels_first", Mode.SPATIAL),
     ((2, LARGE // 12, 2, 3), "channels_last", Mode.SPATIAL),
     ((1, LARGE), "channels_first", Mode.SPATIAL),
     ((3, 2, LARGE // 6), "reversed", Mode.PER_ACTIVATION),
     ((LARGE // 2, 2), "channels_first", Mode.PER_ACTIVATION),
-    ((3, 500, 2, 1000), "batch_inside", Mode.PER_ACTIVATION),
+    ((3, 500, 2, 400), "batch_inside", Mode.PER_ACTIVATION),
     ((4, 15, LARGE // 60), "gaps", Mode.SPATIAL),
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "layout", "mode"), NASTY, ids=str)
 def test_extra_memory_is_bounded(shape, layout, mode):
     """All results go into the caller's arrays, so that everything traced is extra."""
@@ -748,7 +677,7 @@ def test_extra_memory_is_bounded(shape, layout, mode):
             extra = tracemalloc.get_traced_memory()[1] - before
             # The promise is 128 MiB for any input; a block walk needs a small part of it, and a float64 copy
             # of an array of this size more than this.
-            assert extra < 16 * MEBIBYTE, f"{extra / MEBIBYTE:.0f} MiB"
+            assert extra < 6 * MEBIBYTE, f"{extra / MEBIBYTE:.0f} MiB"
     finally:
         tracemalloc.stop()
 
@@ -880,30 +809,20 @@ TRAINING = {
     "out['y']": [X.tolist(), X.astype(int), read_only(X), X[:, :, :1], np.ones(X.shape, np.uint8)],
     "out['saved_mean']": [np.ones(4), np.ones((3, 1), np.int8)],
 }
-INFERENCE = {
-    "x": TRAINING["x"],
-    "scale": TRAINING["scale"],
-    "bias": TRAINING["bias"],
-    "mode": TRAINING["mode"],
-    "alpha": TRAINING["alpha"],
-    "beta": TRAINING["beta"],
-    "epsilon": TRAINING["epsilon"],
-    "running_mean": TRAINING["running_mean"],
+
+
+def like(*names):
+    return {name: TRAINING[name] for name in names}
+
+
+INFERENCE = like("x", "scale", "bias", "mode", "alpha", "beta", "epsilon", "running_mean", "prior", "out['y']") | {
     "running_variance": [None, np.ones(2), NEGATIVE],
-    "prior": TRAINING["prior"],
     "out": [*TRAINING["out"], {"saved_mean": V}],
-    "out['y']": TRAINING["out['y']"],
 }
-BACKWARD = {
-    "x": TRAINING["x"],
+BACKWARD = like("x", "scale", "mode", "alpha", "beta", "epsilon") | {
     "dy": [None, X[:3], X.astype(np.float64), X.astype(int)],
-    "scale": TRAINING["scale"],
-    "mode": TRAINING["mode"],
-    "alpha": TRAINING["alpha"],
-    "beta": TRAINING["beta"],
     "alpha_param": TRAINING["alpha"],
     "beta_param": TRAINING["beta"],
-    "epsilon": TRAINING["epsilon"],
     "saved_mean": [None, np.ones(4)],
     "saved_inv_variance": [None, np.ones((3, 3))],
     "prior_dx": TRAINING["prior"],
@@ -923,97 +842,62 @@ AXPBY = {
 }
 
 
+CALLS = {  # inputs and outputs that blend and write everywhere, and what is wrong
+    reference.forward_training: (
+        "x scale bias running_mean running_variance prior beta",
+        "y saved_mean saved_inv_variance running_mean running_variance variance",
+        TRAINING,
+    ),
+    reference.forward_inference: ("x scale bias running_mean running_variance prior beta", "y", INFERENCE),
+    reference.backward: (
+        "x dy scale saved_mean saved_inv_variance beta beta_param prior_dx prior_dscale prior_dbias",
+        "dx dscale dbias",
+        BACKWARD,
+    ),
+    reference.axpby: ("a x b y", "out", AXPBY),
+}
+GOOD = {"x": X, "dy": X + 2, "y": X + 1, "prior": X + 1, "prior_dx": X + 1}
+GOOD |= dict.fromkeys(("a", "b", "beta", "beta_param"), 1.0)
+
+
 def good_arguments(function):
-    """Arguments that pass, blending and writing everywhere."""
-    full, vector = (lambda: np.full(X.shape, 7, np.float32)), (lambda: np.full(3, 7, np.float32))
-    if function is reference.forward_training:
-        out = {"y": full(), "saved_mean": vector(), "saved_inv_variance": vector(), "running_mean": vector()}
-        arguments = {
-            "x": X,
-            "scale": V,
-            "bias": V,
-            "beta": 1.0,
-            "prior": X + 1,
-            "running_mean": V,
-            "running_variance": V,
-        }
-        return arguments | {"out": out | {"running_variance": vector(), "variance": vector()}}
-    if function is reference.forward_inference:
-        arguments = {
-            "x": X,
-            "scale": V,
-            "bias": V,
-            "running_mean": V,
-            "running_variance": V,
-            "beta": 1.0,
-            "prior": X + 1,
-        }
-        return arguments | {"out": {"y": full()}}
-    if function is reference.backward:
-        arguments = {"x": X, "dy": X + 2, "scale": V, "saved_mean": V, "saved_inv_variance": V, "beta": 1.0}
-        arguments |= {"beta_param": 1.0, "prior_dx": X + 1, "prior_dscale": V, "prior_dbias": V}
-        return arguments | {"out": {"dx": full(), "dscale": vector(), "dbias": vector()}}
-    return {"a": 1.0, "x": X, "b": 1.0, "y": X + 1, "out": full()}
-
-
-CALLS = [
-    (reference.forward_training, TRAINING),
-    (reference.forward_inference, INFERENCE),
-    (reference.backward, BACKWARD),
-    (reference.axpby, AXPBY),
-]
+    """Arguments that pass, and the arrays that are written."""
+    inputs, outputs, _ = CALLS[function]
+    out = {n: np.full(X.shape if n in ("y", "dx", "out") else 3, 7, np.float32) for n in outputs.split()}
+    return {n: GOOD.get(n, V) for n in inputs.split()} | {"out": out.get("out", out)}, list(out.values())
 
 
 @table(
     ("function", "argument", "value"),
-    [
-        pytest.param(function, argument, value, id=f"{function.__name__}-{argument}-{i}")
-        for function, table in CALLS
-        for argument, values in table.items()
-        for i, value in enumerate(values)
-    ],
+    [(f, argument, value) for f, (*_, wrong) in CALLS.items() for argument in wrong for value in wrong[argument]],
 )
 def test_bad_arguments_are_named_and_write_nothing(function, argument, value):
-    arguments = good_arguments(function)
-    outputs = arguments["out"]
-    if argument == "out['out']":
-        arguments["out"] = value
-    elif argument.startswith("out["):
-        arguments["out"] = outputs | {argument[5:-2]: value}
-    elif argument == "out":
-        arguments["out"] = value
+    arguments, written = good_arguments(function)
+    if argument.startswith("out[") and argument != "out['out']":
+        arguments["out"] = arguments["out"] | {argument[5:-2]: value}
     else:
-        arguments[argument] = value
+        arguments[argument.partition("[")[0]] = value
     with pytest.raises(ArgumentError) as info:
         function(**arguments)
     assert info.value.argument == argument
     assert info.value.value
     assert info.value.value in str(info.value)
     assert info.value.allowed
-    for array in outputs.values() if isinstance(outputs, dict) else [outputs]:
-        assert np.all(array == 7)
+    assert all(np.all(array == 7) for array in written)
 
 
-@pytest.mark.parametrize("function", [f for f, _ in CALLS], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", CALLS, ids=lambda f: f.__name__)
 def test_good_arguments_are_accepted(function):
     """Else the test above proves nothing."""
-    arguments = good_arguments(function)
+    arguments, written = good_arguments(function)
     function(**arguments)
-    out = arguments["out"]
-    for array in out.values() if isinstance(out, dict) else [out]:
-        assert not np.any(array == 7)
+    assert not any(np.any(array == 7) for array in written)
 
 
 def test_negative_running_variance_says_which():
     with pytest.raises(ArgumentError, match=r"running_variance: .*-0\.25"):
         reference.forward_inference(X, V, V, V, NEGATIVE)
     reference.forward_inference(X, V, V, V, np.array([-0.0, np.nan, 1.0]))  # -0 and NaN are none
-
-
-def test_prior_is_required_only_with_beta():
-    reference.forward_training(X, V, V, beta=0.0, prior=None)
-    with pytest.raises(ArgumentError, match=r"prior: .*beta is 0\.5"):
-        reference.forward_training(X, V, V, beta=0.5)
 
 
 @pytest.mark.parametrize("shift", [0, 1, 5])
