@@ -41,13 +41,7 @@ VENDORS = {
 
 
 class Doubles:
-    """Builds doubles below one folder; objects are compiled once and linked often.
-
-    Parameters
-    ----------
-    folder : pathlib.Path
-        Where everything goes, such as a session's temporary directory.
-    """
+    """Builds doubles below one folder; objects are compiled once and linked often."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -66,29 +60,10 @@ class Doubles:
         headers: Sequence[str] = (),
         place: str = "",
     ) -> Path:
-        """Build one double in a folder of its own.
+        """One double in a folder of its own, named by its soname.
 
-        Parameters
-        ----------
-        backend : str
-            A key of `VENDORS`.
-        version : int, optional
-            What it says it is; see the backend's C file.
-        without : sequence of str
-            Symbols that it does not export.
-        soname : str, optional
-            Other than the usual one.
-        defines : sequence of str
-            More macros, ``NAME=VALUE``.
-        headers : sequence of str
-            Compiler flags that find the vendor's headers: the double that is compiled against them, BACKEND_vendor.c.
-        place : str
-            The function that says which device is current: the double notes it with each call, see places.c.
-
-        Returns
-        -------
-        pathlib.Path
-            The library, named by its soname.
+        Without some symbols; with more macros, ``NAME=VALUE``; with compiler flags that find the vendor's headers it is
+        BACKEND_vendor.c; with the function that says which device is current it notes that, see places.c.
         """
         vendor = VENDORS[backend]
         unknown = set(without) - set(self.symbols(backend))

@@ -79,7 +79,6 @@ int cudnnTransformTensor(void *handle, const void *alpha, const void *x_desc, co
     const tensor *from = x_desc, *to = y_desc;
     const float factor = *(const float *)alpha, keep = *(const float *)beta;
     const int status = fails();
-    (void)handle;
     if (status != 0 || !same_dims(from, to))
         return status != 0 ? status : not_supported;
     EACH(to) store(to, y, i, factor * load(from, x, i) + (keep == 0 ? 0 : keep * load(to, y, i)));
@@ -88,7 +87,6 @@ int cudnnTransformTensor(void *handle, const void *alpha, const void *x_desc, co
 int cudnnSetTensor(void *handle, const void *desc, void *y, const void *value) {
     const tensor *t = desc;
     const int status = fails();
-    (void)handle;
     if (status != 0)
         return status;
     EACH(t) store(t, y, i, *(const float *)value);
@@ -114,14 +112,10 @@ static void training(const float *data, const tensor *from, const void *x, const
         }
     }
 }
-int cudnnBatchNormalizationForwardTraining(
-    void *handle, int mode, const void *alpha, const void *beta, const void *x_desc, const void *x, const void *y_desc,
-    void *y, const void *param_desc, const void *scale, const void *bias, double factor, void *running_mean,
-    void *running_variance, double epsilon, void *saved_mean, void *saved_inv_variance) {
+int cudnnBatchNormalizationForwardTraining(TRAINING) {
     float *const running[2] = {running_mean, running_variance};
     const int status = fails();
     const float data[2] = {*(const float *)alpha, *(const float *)beta};
-    (void)handle, (void)param_desc;
     if (mode == PBN_CUDNN_BATCHNORM_PER_ACTIVATION)
         return not_supported;
     if (status != 0)
@@ -131,32 +125,20 @@ int cudnnBatchNormalizationForwardTraining(
     return 0;
 }
 
-int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
-    void *handle, int mode, int ops, const void *x_desc, const void *z_desc, const void *y_desc, const void *param_desc,
-    const void *activation, size_t *bytes) {
-    (void)handle, (void)mode, (void)ops, (void)x_desc, (void)z_desc, (void)y_desc, (void)param_desc, (void)activation;
+int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(EX_TRAINING_SIZE) {
     *bytes = ex_workspace;
     return fails();
 }
-int cudnnBatchNormalizationForwardTrainingEx(
-    void *handle, int mode, int ops, const void *alpha, const void *beta, const void *x_desc, const void *x,
-    const void *z_desc, const void *z, const void *y_desc, void *y, const void *param_desc, const void *scale,
-    const void *bias, double factor, void *running_mean, void *running_variance, double epsilon, void *saved_mean,
-    void *saved_inv_variance, void *activation, void *workspace, size_t size, void *reserve, size_t reserve_size) {
-    (void)mode, (void)ops, (void)z_desc, (void)z, (void)activation, (void)reserve, (void)reserve_size;
-    memset(workspace, 0xa5, size);
+int cudnnBatchNormalizationForwardTrainingEx(EX_TRAINING) {
+    memset(workspace, 0xa5, workspace_size);
     return cudnnBatchNormalizationForwardTraining(
         handle, PBN_CUDNN_BATCHNORM_SPATIAL, alpha, beta, x_desc, x, y_desc, y, param_desc, scale, bias, factor,
         running_mean, running_variance, epsilon, saved_mean, saved_inv_variance);
 }
-int cudnnBatchNormalizationForwardInference(void *handle, int mode, const void *alpha, const void *beta,
-                                            const void *x_desc, const void *x, const void *y_desc, void *y,
-                                            const void *param_desc, const void *scale, const void *bias,
-                                            const void *mean, const void *variance, double epsilon) {
+int cudnnBatchNormalizationForwardInference(INFERENCE) {
     const tensor *t = x_desc, *to = y_desc, *of = param_desc;
     const float factor = *(const float *)alpha, keep = *(const float *)beta;
     const int status = fails();
-    (void)handle, (void)mode;
     if (status != 0)
         return status;
     EACH(t) {
@@ -197,7 +179,6 @@ int cudnnBatchNormalizationBackward(
     const float data[2] = {*(const float *)alpha, *(const float *)beta};
     const float params[2] = {*(const float *)alpha_param, *(const float *)beta_param};
     const int status = fails();
-    (void)handle, (void)param_desc;
     if (mode == PBN_CUDNN_BATCHNORM_PER_ACTIVATION)
         return not_supported;
     if (status != 0)
@@ -207,26 +188,14 @@ int cudnnBatchNormalizationBackward(
               saved_inv_variance);
     return 0;
 }
-int cudnnGetBatchNormalizationBackwardExWorkspaceSize(
-    void *handle, int mode, int ops, const void *x_desc, const void *y_desc, const void *dy_desc,
-    const void *dz_desc, const void *dx_desc, const void *param_desc, const void *activation, size_t *bytes) {
-    (void)handle, (void)mode, (void)ops, (void)x_desc, (void)y_desc, (void)dy_desc, (void)dz_desc, (void)dx_desc;
-    (void)param_desc, (void)activation;
+int cudnnGetBatchNormalizationBackwardExWorkspaceSize(EX_BACKWARD_SIZE) {
     *bytes = ex_workspace;
     return fails();
 }
-int cudnnBatchNormalizationBackwardEx(
-    void *handle, int mode, int ops, const void *alpha, const void *beta, const void *alpha_param,
-    const void *beta_param, const void *x_desc, const void *x, const void *y_desc, const void *y, const void *dy_desc,
-    const void *dy, const void *dz_desc, void *dz, const void *dx_desc, void *dx, const void *param_desc,
-    const void *scale, const void *bias, void *dscale, void *dbias, double epsilon, const void *saved_mean,
-    const void *saved_inv_variance, void *activation, void *workspace, size_t workspace_size, void *reserve,
-    size_t reserve_size) {
+int cudnnBatchNormalizationBackwardEx(EX_BACKWARD) {
     const float data[2] = {*(const float *)alpha, *(const float *)beta};
     const float params[2] = {*(const float *)alpha_param, *(const float *)beta_param};
     const int status = fails();
-    (void)handle, (void)y_desc, (void)y, (void)dz_desc, (void)dz, (void)param_desc, (void)bias, (void)activation;
-    (void)reserve, (void)reserve_size;
     if (ops != PBN_CUDNN_BATCHNORM_OPS_BN)
         return not_supported;
     if (status != 0)
@@ -257,6 +226,35 @@ typedef struct node {
     void *memory; /* of a virtual tensor */
     void *workspace;
 } node;
+
+/* What each descriptor of an operation's is: X(member, the attribute's name). */
+#define TENSORS(X) \
+    X(how, POINTWISE_PW_DESCRIPTOR) \
+    X(x, POINTWISE_XDESC) \
+    X(x, NORM_BWD_XDESC) \
+    X(x, NORM_FWD_XDESC) \
+    X(b, POINTWISE_BDESC) \
+    X(b, NORM_BWD_DYDESC) \
+    X(b, NORM_FWD_BIAS_DESC) \
+    X(y, POINTWISE_YDESC) \
+    X(y, NORM_BWD_DXDESC) \
+    X(y, NORM_FWD_YDESC) \
+    X(epsilon, NORM_FWD_EPSILON_DESC) \
+    X(factor, NORM_FWD_EXP_AVG_FACTOR_DESC) \
+    X(old[0], NORM_FWD_INPUT_RUNNING_MEAN_DESC) \
+    X(old[1], NORM_FWD_INPUT_RUNNING_VAR_DESC) \
+    X(updated[0], NORM_FWD_OUTPUT_RUNNING_MEAN_DESC) \
+    X(updated[1], NORM_FWD_OUTPUT_RUNNING_VAR_DESC) \
+    X(scale, NORM_BWD_SCALE_DESC) \
+    X(scale, NORM_FWD_SCALE_DESC) \
+    X(mean, NORM_BWD_MEAN_DESC) \
+    X(mean, NORM_FWD_MEAN_DESC) \
+    X(inverse, NORM_BWD_INV_VARIANCE_DESC) \
+    X(inverse, NORM_FWD_INV_VARIANCE_DESC) \
+    X(dscale, NORM_BWD_DSCALE_DESC) \
+    X(dbias, NORM_BWD_DBIAS_DESC)
+#define CASE(member, name) \
+    case PBN_CUDNN_ATTR_OPERATION_##name: n->member = one; break;
 
 int cudnnBackendCreateDescriptor(int type, void **desc) {
     const int status = fails();
@@ -302,60 +300,7 @@ int cudnnBackendSetAttribute(void *desc, int attribute, int type, int64_t count,
     case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_MODE:
         n->mode = *(const int *)values;
         break;
-    case PBN_CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR:
-        n->how = one;
-        break;
-    case PBN_CUDNN_ATTR_OPERATION_POINTWISE_XDESC:
-    case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_XDESC:
-    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_XDESC:
-        n->x = one;
-        break;
-    case PBN_CUDNN_ATTR_OPERATION_POINTWISE_BDESC:
-    case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DYDESC:
-    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_BIAS_DESC:
-        n->b = one;
-        break;
-    case PBN_CUDNN_ATTR_OPERATION_POINTWISE_YDESC:
-    case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DXDESC:
-    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_YDESC:
-        n->y = one;
-        break;
-    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_EPSILON_DESC:
-        n->epsilon = one;
-        break;
-    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_EXP_AVG_FACTOR_DESC:
-        n->factor = one;
-        break;
-    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_MEAN_DESC:
-        n->old[0] = one;
-        break;
-    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_INPUT_RUNNING_VAR_DESC:
-        n->old[1] = one;
-        break;
-    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_OUTPUT_RUNNING_MEAN_DESC:
-        n->updated[0] = one;
-        break;
-    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_OUTPUT_RUNNING_VAR_DESC:
-        n->updated[1] = one;
-        break;
-    case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_SCALE_DESC:
-    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_SCALE_DESC:
-        n->scale = one;
-        break;
-    case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_MEAN_DESC:
-    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_MEAN_DESC:
-        n->mean = one;
-        break;
-    case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_INV_VARIANCE_DESC:
-    case PBN_CUDNN_ATTR_OPERATION_NORM_FWD_INV_VARIANCE_DESC:
-        n->inverse = one;
-        break;
-    case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DSCALE_DESC:
-        n->dscale = one;
-        break;
-    case PBN_CUDNN_ATTR_OPERATION_NORM_BWD_DBIAS_DESC:
-        n->dbias = one;
-        break;
+        TENSORS(CASE)
     case PBN_CUDNN_ATTR_OPERATIONGRAPH_OPS:
     case PBN_CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS:
         n->count = count;
@@ -381,7 +326,6 @@ int cudnnBackendSetAttribute(void *desc, int attribute, int type, int64_t count,
 int cudnnBackendGetAttribute(const void *desc, int attribute, int type, int64_t requested, int64_t *count,
                              void *values) {
     const int status = fails();
-    (void)type, (void)requested;
     if (status != 0)
         return status;
     *count = 1;
@@ -444,7 +388,6 @@ int cudnnBackendExecute(void *handle, void *plan, void *pack) {
     const node *graph = ((const node *)plan)->graph;
     void *workspace = ((const node *)pack)->workspace;
     const int status = fails();
-    (void)handle;
     if (status != 0)
         return status;
     memset(workspace, 0xff, graph_workspace);

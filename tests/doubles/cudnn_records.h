@@ -84,9 +84,7 @@ int cudnnSetActivationDescriptor(void *desc, int mode, int nan, double coefficie
     return 0;
 }
 
-int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
-    void *handle, int mode, int ops, const void *x_desc, const void *z_desc, const void *y_desc,
-    const void *param_desc, const void *act, size_t *bytes) {
+int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(EX_TRAINING_SIZE) {
     note("forward workspace mode=%d ops=%d", mode, ops);
     DESCRIBED("x", x_desc), DESCRIBED("z", z_desc), DESCRIBED("y", y_desc), DESCRIBED("param", param_desc);
     note_activation(act);
@@ -94,9 +92,7 @@ int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(
     *bytes = double_workspace;
     return 0;
 }
-int cudnnGetBatchNormalizationBackwardExWorkspaceSize(
-    void *handle, int mode, int ops, const void *x_desc, const void *y_desc, const void *dy_desc,
-    const void *dz_desc, const void *dx_desc, const void *param_desc, const void *act, size_t *bytes) {
+int cudnnGetBatchNormalizationBackwardExWorkspaceSize(EX_BACKWARD_SIZE) {
     note("backward workspace mode=%d ops=%d", mode, ops);
     DESCRIBED("x", x_desc), DESCRIBED("y", y_desc), DESCRIBED("dy", dy_desc), DESCRIBED("dz", dz_desc);
     DESCRIBED("dx", dx_desc), DESCRIBED("param", param_desc);
@@ -115,11 +111,7 @@ int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(
     return 0;
 }
 
-int cudnnBatchNormalizationForwardTrainingEx(
-    void *handle, int mode, int ops, const void *alpha, const void *beta, const void *x_desc, const void *x,
-    const void *z_desc, const void *z, const void *y_desc, void *y, const void *param_desc, const void *scale,
-    const void *bias, double factor, void *running_mean, void *running_variance, double epsilon, void *saved_mean,
-    void *saved_inv_variance, void *act, void *workspace, size_t workspace_size, void *reserve, size_t reserve_size) {
+int cudnnBatchNormalizationForwardTrainingEx(EX_TRAINING) {
     const char *const names[] = {"scale", "bias", "rm", "rv", "sm", "si", "ws", "rs"};
     const void *const values[] = {scale, bias, running_mean, running_variance, saved_mean, saved_inv_variance,
                                   workspace, reserve};
@@ -131,13 +123,7 @@ int cudnnBatchNormalizationForwardTrainingEx(
     note("\n");
     return double_status;
 }
-int cudnnBatchNormalizationBackwardEx(
-    void *handle, int mode, int ops, const void *alpha, const void *beta, const void *alpha_param,
-    const void *beta_param, const void *x_desc, const void *x, const void *y_desc, const void *y, const void *dy_desc,
-    const void *dy, const void *dz_desc, void *dz, const void *dx_desc, void *dx, const void *param_desc,
-    const void *scale, const void *bias, void *dscale, void *dbias, double epsilon, const void *saved_mean,
-    const void *saved_inv_variance, void *act, void *workspace, size_t workspace_size, void *reserve,
-    size_t reserve_size) {
+int cudnnBatchNormalizationBackwardEx(EX_BACKWARD) {
     const char *const names[] = {"scale", "bias", "dscale", "dbias", "sm", "si", "ws", "rs"};
     const void *const values[] = {scale, bias, dscale, dbias, saved_mean, saved_inv_variance, workspace, reserve};
     note("backward mode=%d ops=%d alpha=%g,%g,%g,%g", mode, ops, *(const float *)alpha, *(const float *)beta,
@@ -150,18 +136,12 @@ int cudnnBatchNormalizationBackwardEx(
     note("\n");
     return double_status;
 }
-int cudnnBatchNormalizationForwardTraining(
-    void *handle, int mode, const void *alpha, const void *beta, const void *x_desc, const void *x, const void *y_desc,
-    void *y, const void *param_desc, const void *scale, const void *bias, double factor, void *running_mean,
-    void *running_variance, double epsilon, void *saved_mean, void *saved_inv_variance) {
+int cudnnBatchNormalizationForwardTraining(TRAINING) {
     note("plain forward mode=%d\n", mode);
     return double_status;
 }
 
-int cudnnBatchNormalizationForwardInference(
-    void *handle, int mode, const void *alpha, const void *beta, const void *x_desc, const void *x, const void *y_desc,
-    void *y, const void *param_desc, const void *scale, const void *bias, const void *mean, const void *variance,
-    double epsilon) {
+int cudnnBatchNormalizationForwardInference(INFERENCE) {
     note("plain inference mode=%d", mode);
     note_data("x", x_desc, x), note_data("y", y_desc, y);
     note("\n");

@@ -4,6 +4,34 @@
 
 typedef struct tensor { int dtype, rank, dims[8], strides[8]; } tensor;
 
+/* Parameters of cuDNN's calls, of both doubles. */
+#define TRAINING \
+    void *handle, int mode, const void *alpha, const void *beta, const void *x_desc, const void *x, \
+    const void *y_desc, void *y, const void *param_desc, const void *scale, const void *bias, double factor, \
+    void *running_mean, void *running_variance, double epsilon, void *saved_mean, void *saved_inv_variance
+#define INFERENCE \
+    void *handle, int mode, const void *alpha, const void *beta, const void *x_desc, const void *x, \
+    const void *y_desc, void *y, const void *param_desc, const void *scale, const void *bias, const void *mean, \
+    const void *variance, double epsilon
+#define EX_TRAINING_SIZE \
+    void *handle, int mode, int ops, const void *x_desc, const void *z_desc, const void *y_desc, \
+    const void *param_desc, const void *act, size_t *bytes
+#define EX_TRAINING \
+    void *handle, int mode, int ops, const void *alpha, const void *beta, const void *x_desc, const void *x, \
+    const void *z_desc, const void *z, const void *y_desc, void *y, const void *param_desc, const void *scale, \
+    const void *bias, double factor, void *running_mean, void *running_variance, double epsilon, void *saved_mean, \
+    void *saved_inv_variance, void *act, void *workspace, size_t workspace_size, void *reserve, size_t reserve_size
+#define EX_BACKWARD_SIZE \
+    void *handle, int mode, int ops, const void *x_desc, const void *y_desc, const void *dy_desc, \
+    const void *dz_desc, const void *dx_desc, const void *param_desc, const void *act, size_t *bytes
+#define EX_BACKWARD \
+    void *handle, int mode, int ops, const void *alpha, const void *beta, const void *alpha_param, \
+    const void *beta_param, const void *x_desc, const void *x, const void *y_desc, const void *y, \
+    const void *dy_desc, const void *dy, const void *dz_desc, void *dz, const void *dx_desc, void *dx, \
+    const void *param_desc, const void *scale, const void *bias, void *dscale, void *dbias, double epsilon, \
+    const void *saved_mean, const void *saved_inv_variance, void *act, void *workspace, size_t workspace_size, \
+    void *reserve, size_t reserve_size
+
 int double_live = 0; /* descriptors and handles made and not destroyed */
 int double_calls = 0; /* calls that can fail, up to now */
 int double_fail = 0;  /* the number of the one that does */

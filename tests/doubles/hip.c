@@ -53,7 +53,6 @@ int hipDeviceGetName(char *name, int length, int ordinal) {
 /* hipDeviceProp_tR0600, of which wave size and architecture are filled in. */
 int hipGetDevicePropertiesR0600(char *properties, int ordinal) {
     FAIL();
-    (void)ordinal;
     memset(properties, 0, 1472);
     memcpy(properties + 308, &double_wave, sizeof double_wave);
     snprintf(properties + 1160, 256, "%s", double_architecture);

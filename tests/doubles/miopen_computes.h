@@ -97,7 +97,6 @@ int miopenGetTuningPolicy(void *handle, int *policy) {
     return handle == &handle_object ? success : bad_parameter;
 }
 int miopenSetStream(void *handle, void *stream) {
-    (void)stream;
     return handle == &handle_object ? success : bad_parameter;
 }
 int miopenGetStream(void *handle, void **stream) {
@@ -157,7 +156,6 @@ int miopenOpTensor(void *handle, int op, const void *alpha1, void *a_desc, const
                    const void *b, const void *beta, void *c_desc, void *c) {
     const float *A = a, *B = b, fa = *(const float *)alpha1, fb = *(const float *)alpha2;
     float *C = c;
-    (void)handle, (void)b_desc, (void)c_desc;
     if (*(const float *)beta != 0 || ((struct descriptor *)a_desc)->dtype != PBN_miopenFloat)
         abort();
     for (size_t i = 0; i < count(a_desc); i++)
@@ -166,7 +164,6 @@ int miopenOpTensor(void *handle, int op, const void *alpha1, void *a_desc, const
 }
 
 int miopenSetTensor(void *handle, void *y_desc, void *y, const void *value) {
-    (void)handle;
     for (size_t i = 0; i < count(y_desc); i++)
         ((float *)y)[i] = *(const float *)value;
     return success;
@@ -183,7 +180,6 @@ int miopenTransformTensor(void *handle, const void *alpha, void *x_desc, const v
                           void *y) {
     const struct descriptor *from = x_desc, *to = y_desc;
     const size_t item = from->dtype == PBN_miopenHalf ? 2 : 4;
-    (void)handle;
     if (*(const float *)alpha != 1 || *(const float *)beta != 0 || from->dtype != to->dtype || from->rank != to->rank ||
         to->rank > 5 || (from->dtype != PBN_miopenFloat && from->dtype != PBN_miopenHalf))
         abort();
@@ -234,7 +230,6 @@ static void bounds_of(const struct activation *a, double *low, double *high) {
 int miopenActivationForward(void *handle, void *activation, const void *alpha, void *x_desc, const void *x,
                             const void *beta, void *y_desc, void *y) {
     double low, high;
-    (void)handle, (void)y_desc;
     bounds_of(activation, &low, &high);
     if (*(const float *)alpha != 1 || *(const float *)beta != 0)
         return bad_parameter;
@@ -246,7 +241,6 @@ int miopenActivationBackward(void *handle, void *activation, const void *alpha, 
                              void *dy_desc, const void *dy, void *x_desc, const void *x, const void *beta,
                              void *dx_desc, void *dx) {
     double low, high;
-    (void)handle, (void)y_desc, (void)y, (void)dy_desc, (void)dx_desc;
     bounds_of(activation, &low, &high);
     if (*(const float *)alpha != 1 || *(const float *)beta != 0)
         return bad_parameter;
@@ -375,54 +369,48 @@ static const struct activation *fused(void *activation, int mode) {
     return mode == 1 ? a : NULL;
 }
 
-int miopenBatchNormalizationForwardTraining(void *handle, int mode, void *alpha, void *beta, void *x_desc, const void *x,
-                                            void *y_desc, void *y, void *param_desc, void *scale, void *bias,
-                                            double factor, void *running_mean, void *running_variance, double epsilon,
-                                            void *saved_mean, void *saved_inv_variance) {
-    (void)handle, (void)y_desc, (void)param_desc;
+/* Parameters of the entry points, which differ in the descriptors and the activation. */
+#define DATA void *handle, int mode, void *alpha, void *beta, void *x_desc, const void *x, void *y_desc, void *y
+#define DESCRIBED void *scale_desc, void *bias_desc, void *mean_desc, void *variance_desc
+#define TRAINING                                                                                                  \
+    void *scale, void *bias, double factor, void *running_mean, void *running_variance, double epsilon,            \
+        void *saved_mean, void *saved_inv_variance
+#define INFERENCE void *scale, void *bias, void *mean, void *variance, double epsilon
+#define GRADIENTS                                                                                                 \
+    void *handle, int mode, const void *alpha_data, const void *beta_data, const void *alpha_param,                \
+        const void *beta_param, void *x_desc, const void *x, void *dy_desc, const void *dy, void *dx_desc, void *dx
+#define SAVED void *dscale, void *dbias, double epsilon, const void *saved_mean, const void *saved_inv_variance
+#define TRAIN(activation)                                                                                         \
+    train(mode, alpha, beta, x_desc, x, y, scale, bias, factor, running_mean, running_variance, epsilon,           \
+          saved_mean, saved_inv_variance, activation)
+#define INFER(activation) infer(mode, alpha, beta, x_desc, x, y, scale, bias, mean, variance, epsilon, activation)
+#define BACK(bias, activation)                                                                                    \
+    back(mode, alpha_data, beta_data, alpha_param, beta_param, x_desc, x, dy, dx, scale, bias, dscale, dbias,      \
+         epsilon, saved_mean, saved_inv_variance, activation)
+
+int miopenBatchNormalizationForwardTraining(DATA, void *param_desc, TRAINING) {
     double_plain_calls++;
-    return train(mode, alpha, beta, x_desc, x, y, scale, bias, factor, running_mean, running_variance, epsilon,
-                 saved_mean, saved_inv_variance, NULL);
+    return TRAIN(NULL);
 }
-int miopenBatchNormalizationForwardTraining_V2(void *handle, int mode, void *alpha, void *beta, void *x_desc,
-                                               const void *x, void *y_desc, void *y, void *scale_desc, void *bias_desc,
-                                               void *mean_desc, void *variance_desc, void *scale, void *bias,
-                                               double factor, void *running_mean, void *running_variance,
-                                               double epsilon, void *saved_mean, void *saved_inv_variance) {
-    (void)handle, (void)y_desc, (void)scale_desc, (void)bias_desc, (void)mean_desc, (void)variance_desc;
+int miopenBatchNormalizationForwardTraining_V2(DATA, DESCRIBED, TRAINING) {
     double_v2_calls++;
-    return train(mode, alpha, beta, x_desc, x, y, scale, bias, factor, running_mean, running_variance, epsilon,
-                 saved_mean, saved_inv_variance, NULL);
+    return TRAIN(NULL);
 }
-int miopenBatchNormForwardTrainingActivation(void *handle, int mode, void *alpha, void *beta, void *x_desc,
-                                             const void *x, void *y_desc, void *y, void *scale_desc, void *bias_desc,
-                                             void *mean_desc, void *variance_desc, void *scale, void *bias,
-                                             double factor, void *running_mean, void *running_variance, double epsilon,
-                                             void *saved_mean, void *saved_inv_variance, void *activation) {
-    (void)handle, (void)y_desc, (void)scale_desc, (void)bias_desc, (void)mean_desc, (void)variance_desc;
-    return train(mode, alpha, beta, x_desc, x, y, scale, bias, factor, running_mean, running_variance, epsilon,
-                 saved_mean, saved_inv_variance, fused(activation, mode));
+int miopenBatchNormForwardTrainingActivation(DATA, DESCRIBED, TRAINING, void *activation) {
+    return TRAIN(fused(activation, mode));
 }
-int miopenBatchNormalizationForwardInference(void *handle, int mode, void *alpha, void *beta, void *x_desc,
-                                             const void *x, void *y_desc, void *y, void *param_desc, void *scale,
-                                             void *bias, void *mean, void *variance, double epsilon) {
-    (void)handle, (void)y_desc, (void)param_desc;
+int miopenBatchNormalizationForwardInference(DATA, void *param_desc, INFERENCE) {
     double_plain_calls++;
-    return infer(mode, alpha, beta, x_desc, x, y, scale, bias, mean, variance, epsilon, NULL);
+    return INFER(NULL);
 }
-int miopenBatchNormalizationForwardInference_V2(void *handle, int mode, void *alpha, void *beta, void *x_desc,
-                                                const void *x, void *y_desc, void *y, void *scale_desc,
-                                                void *bias_desc, void *mean_desc, void *variance_desc, void *scale,
-                                                void *bias, void *mean, void *variance, double epsilon) {
-    (void)handle, (void)y_desc, (void)scale_desc, (void)bias_desc, (void)mean_desc, (void)variance_desc;
+int miopenBatchNormalizationForwardInference_V2(DATA, DESCRIBED, INFERENCE) {
     double_v2_calls++;
-    return infer(mode, alpha, beta, x_desc, x, y, scale, bias, mean, variance, epsilon, NULL);
+    return INFER(NULL);
 }
 /* Of given 1/sqrt(variance + epsilon); with a NULL the real one takes the statistics of the batch. */
-int miopenBatchNormalizationForwardInferenceInvVariance(void *handle, int mode, void *alpha, void *beta, void *x_desc,
-                                                        const void *x, void *y_desc, void *y, void *scale_desc,
-                                                        void *bias_desc, void *mean_desc, void *inv_variance_desc,
-                                                        void *scale, void *bias, void *mean, void *inv_variance) {
+int miopenBatchNormalizationForwardInferenceInvVariance(DATA, void *scale_desc, void *bias_desc, void *mean_desc,
+                                                        void *inv_variance_desc, void *scale, void *bias, void *mean,
+                                                        void *inv_variance) {
     const struct shape h = shape_of(x_desc, mode);
     const float *gain = scale, *offset = bias, *centre = mean, *inverse = inv_variance;
     if (handle != &handle_object || y_desc == NULL || scale_desc != bias_desc || mean_desc != inv_variance_desc ||
@@ -437,43 +425,18 @@ int miopenBatchNormalizationForwardInferenceInvVariance(void *handle, int mode, 
                 (float)(gain[s] * (((const float *)x)[at(&h, s, k)] - (double)centre[s]) * inverse[s] + offset[s]);
     return success;
 }
-int miopenBatchNormForwardInferenceActivation(void *handle, int mode, void *alpha, void *beta, void *x_desc,
-                                              const void *x, void *y_desc, void *y, void *scale_desc, void *bias_desc,
-                                              void *mean_desc, void *variance_desc, void *scale, void *bias,
-                                              void *mean, void *variance, double epsilon, void *activation) {
-    (void)handle, (void)y_desc, (void)scale_desc, (void)bias_desc, (void)mean_desc, (void)variance_desc;
-    return infer(mode, alpha, beta, x_desc, x, y, scale, bias, mean, variance, epsilon, fused(activation, mode));
+int miopenBatchNormForwardInferenceActivation(DATA, DESCRIBED, INFERENCE, void *activation) {
+    return INFER(fused(activation, mode));
 }
-int miopenBatchNormalizationBackward(void *handle, int mode, const void *alpha_data, const void *beta_data,
-                                     const void *alpha_param, const void *beta_param, void *x_desc, const void *x,
-                                     void *dy_desc, const void *dy, void *dx_desc, void *dx, void *param_desc,
-                                     const void *scale, void *dscale, void *dbias, double epsilon,
-                                     const void *saved_mean, const void *saved_inv_variance) {
-    (void)handle, (void)dy_desc, (void)dx_desc, (void)param_desc;
+int miopenBatchNormalizationBackward(GRADIENTS, void *param_desc, const void *scale, SAVED) {
     double_plain_calls++;
-    return back(mode, alpha_data, beta_data, alpha_param, beta_param, x_desc, x, dy, dx, scale, NULL, dscale, dbias,
-                epsilon, saved_mean, saved_inv_variance, NULL);
+    return BACK(NULL, NULL);
 }
-int miopenBatchNormalizationBackward_V2(void *handle, int mode, const void *alpha_data, const void *beta_data,
-                                        const void *alpha_param, const void *beta_param, void *x_desc, const void *x,
-                                        void *dy_desc, const void *dy, void *dx_desc, void *dx, void *scale_desc,
-                                        void *bias_desc, void *mean_desc, void *variance_desc, const void *scale,
-                                        void *dscale, void *dbias, double epsilon, const void *saved_mean,
-                                        const void *saved_inv_variance) {
-    (void)handle, (void)dy_desc, (void)dx_desc, (void)scale_desc, (void)bias_desc, (void)mean_desc;
-    (void)variance_desc;
+int miopenBatchNormalizationBackward_V2(GRADIENTS, DESCRIBED, const void *scale, SAVED) {
     double_v2_calls++;
-    return back(mode, alpha_data, beta_data, alpha_param, beta_param, x_desc, x, dy, dx, scale, NULL, dscale, dbias,
-                epsilon, saved_mean, saved_inv_variance, NULL);
+    return BACK(NULL, NULL);
 }
-int miopenBatchNormBackwardActivation(void *handle, int mode, const void *alpha_data, const void *beta_data,
-                                      const void *alpha_param, const void *beta_param, void *x_desc, const void *x,
-                                      void *dy_desc, const void *dy, void *dx_desc, void *dx, void *scale_desc,
-                                      void *bias_desc, void *mean_desc, void *variance_desc, const void *scale,
-                                      const void *bias, void *dscale, void *dbias, double epsilon,
-                                      const void *saved_mean, const void *saved_inv_variance, void *activation) {
-    (void)handle, (void)dy_desc, (void)dx_desc, (void)scale_desc, (void)bias_desc, (void)mean_desc;
-    (void)variance_desc;
-    return back(mode, alpha_data, beta_data, alpha_param, beta_param, x_desc, x, dy, dx, scale, bias, dscale, dbias,
-                epsilon, saved_mean, saved_inv_variance, fused(activation, mode));
+int miopenBatchNormBackwardActivation(GRADIENTS, DESCRIBED, const void *scale, const void *bias, SAVED,
+                                      void *activation) {
+    return BACK(bias, fused(activation, mode));
 }

@@ -43,12 +43,10 @@ _Bool aoti_torch_grad_mode_is_enabled(void) {
     return function();
 }
 int aoti_torch_get_device_type(void *tensor, int32_t *type) {
-    (void)tensor;
     *type = 1;
     return 0;
 }
 int aoti_torch_get_device_index(void *tensor, int32_t *index) {
-    (void)tensor;
     *index = 0;
     return 0;
 }
