@@ -11,28 +11,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 import pybnorm
 from benchmarks import case as cases
 from benchmarks import device, host, machine, plot, rivals, shapes, tables, timing
-from pybnorm import DataType, Layout, devices
+from pybnorm import DataType, Layout, cli, devices
 
 TINY = {"shapes": ["2x8x5x6"], "dtypes": ["f32"], "quick": True, "host": False}
 
 
-def absent(variable, backend, reason):
-    if backend in os.environ.get(variable, "").replace(" ", "").split(","):
-        pytest.fail(f"{backend} is listed in {variable} but: {reason}")
-    pytest.skip(f"{backend}: {reason}")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def onednn():
-    try:
-        return pybnorm.load("onednn")
-    except pybnorm.LibraryError as error:
-        return absent("PYBNORM_REQUIRE", "onednn", error)
+@pytest.fixture(autouse=True)
+def onednn(load_library):
+    load_library("onednn")
 
 
 @pytest.fixture(autouse=True)
@@ -359,19 +351,21 @@ def test_the_command_prints_and_writes(tmp_path):
     assert [f"{e.json_path}: {e.message}" for e in errors] == []
 
 
+def invoke(monkeypatch, *words):
+    monkeypatch.chdir(Path(__file__).parents[2])
+    return CliRunner().invoke(cli.main, ["bench", "device", "--backend", "onednn", *words])
+
+
 @pytest.mark.slow
-def test_the_command_without_rivals_prints_json():
-    done = run(
-        *("--backend", "onednn", "--quick", "--no-host", "--shapes", "2x8x5x6", "--dtype", "f32", "--layout", "nhwc"),
-        *("--operation", "infer", "--rival", "none", "--json"),
-    )
-    assert done.returncode == 0, done.stderr
+def test_the_command_without_rivals_prints_json(monkeypatch):
+    words = ["--quick", "--no-host", "--shapes", "2x8x5x6", "--dtype", "f32", "--layout", "nhwc"]
+    done = invoke(monkeypatch, *words, "--operation", "infer", "--rival", "none", "--json")
+    assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
     assert list(result["rows"][0]["contenders"]) == ["auto"]
     assert result["summary"] == {}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -382,9 +376,9 @@ def test_the_command_without_rivals_prints_json():
         (["--json", "nowhere/bench.json"], "--json"),
     ],
 )
-def test_the_command_refuses(arguments, message):
-    done = run("--backend", "onednn", *arguments)
-    assert done.returncode == 2
+def test_the_command_refuses(monkeypatch, arguments, message):
+    done = invoke(monkeypatch, *arguments)
+    assert done.exit_code == 2
     assert message in " ".join(done.stderr.replace("│", " ").split())
     assert done.stdout == ""
 

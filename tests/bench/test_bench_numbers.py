@@ -1,7 +1,6 @@
 """The arithmetic of `pybnorm bench device` on made-up numbers, and a GPU where there is one."""
 
 import math
-import os
 import sys
 
 import numpy as np
@@ -98,27 +97,16 @@ def test_the_plot_needs_matplotlib(monkeypatch, tmp_path):
 # ---------------------------------------------------------------- on a GPU
 
 
-def absent(variable, backend, reason):
-    if backend in os.environ.get(variable, "").replace(" ", "").split(","):
-        pytest.fail(f"{backend} is listed in {variable} but: {reason}")
-    pytest.skip(f"{backend}: {reason}")
-
-
 @pytest.mark.parametrize("torch", ["with", "without"])
-def test_a_gpu_is_measured(torch, monkeypatch):
+def test_a_gpu_is_measured(torch, monkeypatch, need_device, need_package):
     if torch == "without":
         monkeypatch.setitem(sys.modules, "torch", None)
     else:
         pytest.importorskip("torch")
-    try:
-        pybnorm.load("cudnn")
-    except pybnorm.LibraryError as error:
-        absent("PYBNORM_REQUIRE", "cudnn", str(error).partition(" To have one")[0])
-    try:
-        options = {"dtypes": ["f16", "f32"], "algorithms": ["auto"], "operations": ["train", "backward"]}
-        result = device.run("cudnn", shapes=["4x64x9x9", "8x64x64x64"], quick=True, host=False, **options)
-    except (pybnorm.LibraryError, pybnorm.NotInitializedError) as error:  # no device, or no package for its memory
-        absent("PYBNORM_REQUIRE_DEVICE", "cudnn", error)
+    need_device("cudnn")
+    need_package("cuda.core")  # for its memory
+    options = {"dtypes": ["f16", "f32"], "algorithms": ["auto"], "operations": ["train", "backward"]}
+    result = device.run("cudnn", shapes=["4x64x9x9", "8x64x64x64"], quick=True, host=False, **options)
     assert result["good"], result["rows"]
     assert len(result["rows"]) == 16
     for row in result["rows"]:

@@ -122,16 +122,12 @@ def test_every_bad_argument_of_every_call_is_refused_by_its_name(handle):
 
 
 @pytest.mark.slow
-def test_a_call_is_a_function_of_seed_and_index(backend):
-    command = [sys.executable, str(WORKER), "--backend", backend, "--seed", str(SEED), "--only", "7"]
+def test_a_call_is_a_function_of_seed_and_index_and_a_crash_names_it(tmp_path, monkeypatch):
+    command = [sys.executable, str(WORKER), "--backend", "native", "--seed", str(SEED), "--only", "7"]
     runs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
     first, second = (re.sub(r"0x[0-9a-f]+|\b\d{9,}\b", "address", text) for text in runs)
     assert first == second
     assert first.count("\n") == 2
-
-
-@pytest.mark.slow
-def test_a_crash_names_the_call(backend, tmp_path, monkeypatch):
     made = "            call = maker.make(index)\n"
     broken = WORKER.read_text().replace(made, made + "            os.abort() if index == 3 else None\n")
     assert "os.abort()" in broken
@@ -139,5 +135,5 @@ def test_a_crash_names_the_call(backend, tmp_path, monkeypatch):
     worker.write_text(broken.replace("str(Path(__file__).parent)", repr(str(WORKER.parent))))
     monkeypatch.setitem(globals(), "WORKER", worker)
     with pytest.raises(pytest.fail.Exception, match=r"call 3 ended the process with -6") as caught:
-        run(backend, 0, 5, tmp_path / "journal")
+        run("native", 0, 5, tmp_path / "journal")
     assert "--only 3" in str(caught.value)
