@@ -19,18 +19,17 @@ TENSORS = {  # what cuDNN is told of each shape: rank 4 with the strides of chan
 NUMBERS = {"f32": 0, "f16": 2, "bf16": 9}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("z", [False, True], ids=["activation", "residual"])
-@pytest.mark.parametrize("shape", TENSORS, ids=str)
-def test_what_reaches_cudnn(run: Any, shape: tuple[int, ...], z: bool) -> None:
-    answer = run(
+def test_what_reaches_cudnn(run: Any, z: bool) -> None:
+    cases = [(shape, dtype) for shape in TENSORS for dtype in NUMBERS]
+    answers = run(
         """
         z = {"z": 0x50000, "reserve": RESERVE} if values["z"] else {}
         dz = {"dz": 0x60000, "reserve": RESERVE} if values["z"] else {}
-        answer = {}
+        answers = []
         with pybnorm.Handle("cudnn") as handle:
-            for dtype in values["dtypes"]:
-                x = last(tuple(values["shape"]), dtype)
+            for shape, dtype in values["cases"]:
+                x = last(tuple(shape), dtype)
                 options = {"activation": "relu", "z": values["z"], "epsilon": 0.25, "algorithm": "ex"}
                 forward = handle.plan_forward_training(x, exponential_average_factor=0.5, **options)
                 queries = taken()
@@ -39,15 +38,13 @@ def test_what_reaches_cudnn(run: Any, shape: tuple[int, ...], z: bool) -> None:
                 other = taken()
                 backward(**BACKWARD, **dz)
                 plans = [[p.algorithm, p.workspace_size, p.reserve_size] for p in (forward, backward)]
-                answer[dtype] = [queries, other[:1], other[1:], taken(), plans, forward.reason]
-        report(answer)
+                answers.append([queries, other[:1], other[1:], taken(), plans, forward.reason])
+        report(answers)
         """,
-        shape=shape,
-        dtypes=list(NUMBERS),
+        cases=cases,
         z=z,
     )
-    assert list(answer) == list(NUMBERS)
-    for dtype, lines in answer.items():
+    for (shape, dtype), lines in zip(cases, answers, strict=True):
         judge_lines(shape, dtype, z, *lines)
 
 
@@ -390,62 +387,60 @@ int cuGetErrorName(int error, const char **name) { *name = "CUDA_ERROR_OF_THE_TE
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("status", "memory", "stream", "lost"),
-    [
-        (5000, 700, 700, True),
-        (5003, 0, 716, True),  # only the stream says it
-        (4000, 719, 0, True),
-        (1001, 710, 710, True),
-        (5000, 0, 600, False),  # work is under way: CUDA_ERROR_NOT_READY
-        (5000, 2, 0, False),  # out of memory
-        (5000, 201, 201, False),  # no context
-        (5000, 900, 901, False),  # capturing
-        (2000, 700, 700, False),  # a bad parameter is the caller's
-        (3000, 700, 700, False),
-    ],
-)
-def test_a_lost_context_is_named(run: Any, doubles: Any, status: int, memory: int, stream: int, lost: bool) -> None:
-    driver = str(doubles.plain("libcuda.so.1", DRIVER))
-    quiet, plain, fused, closed, live, calls = run(
+CONTEXTS = [  # (status, what the driver says of memory and of the stream, whether the context is lost)
+    (5000, 700, 700, True),
+    (5003, 0, 716, True),  # only the stream says it
+    (4000, 719, 0, True),
+    (1001, 710, 710, True),
+    (5000, 0, 600, False),  # work is under way: CUDA_ERROR_NOT_READY
+    (5000, 2, 0, False),  # out of memory
+    (5000, 201, 201, False),  # no context
+    (5000, 900, 901, False),  # capturing
+    (2000, 700, 700, False),  # a bad parameter is the caller's
+    (3000, 700, 700, False),
+]
+
+
+def test_a_lost_context_is_named(run: Any, doubles: Any) -> None:
+    answers = run(
         """
         driver = ctypes.CDLL(values["driver"])
         def tell(name):
             return ctypes.c_int.in_dll(driver, f"driver_{name}")
-        handle = pybnorm.Handle("cudnn")
-        x = last((2, 8, 3, 5))
-        plan, other = handle.plan_forward_training(x, activation="relu"), handle.plan_backward(x, activation="relu")
-        spatial = handle.plan_forward_training(x, algorithm="spatial")
-        plan(**FORWARD)
-        quiet = tell("calls").value
-        tell("memory").value, tell("stream").value = values["memory"], values["stream"]
-        number("status").value = values["status"]
-        told = [attempt(lambda: spatial(**FORWARD)), attempt(lambda: plan(**FORWARD))]
-        calls = tell("calls").value
-        del plan, other, spatial
-        closed = attempt(handle.close)
-        del x
-        assert handle.closed
-        handle.close()
-        report([quiet, *told, closed, number("live").value, calls])
+        x, answers = last((2, 8, 3, 5)), []
+        kept = number("live").value
+        for status, memory, stream, _ in values["contexts"]:
+            tell("memory").value = tell("stream").value = tell("calls").value = number("status").value = 0
+            handle = pybnorm.Handle("cudnn")
+            plan, other = handle.plan_forward_training(x, activation="relu"), handle.plan_backward(x, activation="relu")
+            spatial = handle.plan_forward_training(x, algorithm="spatial")
+            plan(**FORWARD)
+            quiet = tell("calls").value
+            tell("memory").value, tell("stream").value, number("status").value = memory, stream, status
+            told = [attempt(lambda: spatial(**FORWARD)), attempt(lambda: plan(**FORWARD))]
+            calls = tell("calls").value
+            del plan, other, spatial
+            told.append(attempt(handle.close))
+            assert handle.closed
+            handle.close()
+            answers.append([quiet, told, number("live").value - kept, calls])
+        report(answers)
         """,
-        driver=driver,
-        status=status,
-        memory=memory,
-        stream=stream,
+        driver=str(doubles.plain("libcuda.so.1", DRIVER)),
+        contexts=CONTEXTS,
     )
-    assert quiet == 0  # a good call asks the driver nothing
-    assert live == 0
-    for result in (plain, fused, closed):
-        assert "VendorError" in result["classes"]
-        assert "said the double" in result["text"]
-        assert (result["error"] == "ContextLostError") == lost, result
-        assert ("nothing more can run" in result["text"]) == lost
-    if lost:
-        assert "ExecutionError" in plain["classes"]
-        assert "CUDA_ERROR_OF_THE_TEST" in plain["text"]
-    assert (calls > 0) == (status not in (2000, 3000))
+    for (status, _, _, lost), (quiet, told, left, calls) in zip(CONTEXTS, answers, strict=True):
+        assert quiet == 0  # a good call asks the driver nothing
+        assert left == 0
+        for result in told:
+            assert "VendorError" in result["classes"]
+            assert "said the double" in result["text"]
+            assert (result["error"] == "ContextLostError") == lost, result
+            assert ("nothing more can run" in result["text"]) == lost
+        if lost:
+            assert "ExecutionError" in told[0]["classes"]
+            assert "CUDA_ERROR_OF_THE_TEST" in told[0]["text"]
+        assert (calls > 0) == (status not in (2000, 3000))
 
 
 def test_without_a_driver_nothing_is_said_of_the_context(run: Any) -> None:
