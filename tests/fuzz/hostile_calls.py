@@ -62,25 +62,14 @@ NOT_CALLED = {
     "pybnorm._core.remove_torch_kernels": "as install_torch_kernels",
     "pybnorm.check.Worker": "starts a process at each call: tests/check",
     "pybnorm.torch.install": "stays for the process: tests/pytorch/test_installation.py",
-    **dict.fromkeys(
-        (
-            f"pybnorm._core.{name}"
-            for name in (
-                "allow_in_place",
-                "cache",
-                "defects_of",
-                "look",
-                "refuse_addresses",
-                "tell_of_defects",
-                "way_of",
-            )
-        ),
-        "of the package's own modules, which give what they have made",
-    ),
-    **dict.fromkeys(
-        (f"pybnorm.torch.{name}" for name in ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")),
-        "PyTorch's own constructors and methods, with its errors",
-    ),
+    **{
+        f"pybnorm._core.{name}": "of the package's own modules, which give what they have made"
+        for name in ["allow_in_place", "cache", "defects_of", "look", "refuse_addresses", "tell_of_defects", "way_of"]
+    },
+    **{
+        f"pybnorm.torch.{name}": "PyTorch's own constructors and methods, with its errors"
+        for name in ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
+    },
 }
 
 T = tuple[int, ...]
@@ -288,6 +277,10 @@ def trained(w: World) -> Any:
     return made
 
 
+def named(names: str, value: Any) -> dict[str, Any]:
+    return dict.fromkeys(names.split(), value)
+
+
 COMMON: dict[str, Callable[[World], Any]] = {
     "handle": lambda w: w.handle,
     "backend": is_("onednn"),
@@ -297,23 +290,21 @@ COMMON: dict[str, Callable[[World], Any]] = {
     "strides": is_((12, 4, 2, 1)),
     "epsilon": is_(1e-5),
     "workspace": lambda w: w.space,
-    **dict.fromkeys(("x", "y", "dy", "dx", "input", "output", "grad_out", "grad_input"), data),
-    **dict.fromkeys(("input_gradient", "output_gradient"), data),
-    **dict.fromkeys(("x_desc", "y_desc", "dy_desc", "dx_desc"), lambda w: w.x_desc),
-    **dict.fromkeys(("scale", "bias", "running_mean", "running_variance", "saved_mean", "saved_inv_variance"), vector),
-    **dict.fromkeys(("mean", "variance", "inv_variance", "dscale", "dbias", "sum_dy", "sum_dy_xmu"), vector),
-    **dict.fromkeys(("alpha", "alpha_param", "a"), is_(1.0)),
-    **dict.fromkeys(("beta", "beta_param", "b", "value"), is_(0.0)),
+    **named("x y dy dx input output grad_out grad_input", data),
+    **named("input_gradient output_gradient", data),
+    **named("x_desc y_desc dy_desc dx_desc", lambda w: w.x_desc),
+    **named("scale bias running_mean running_variance saved_mean saved_inv_variance", vector),
+    **named("mean variance inv_variance dscale dbias sum_dy sum_dy_xmu", vector),
+    **named("alpha alpha_param a", is_(1.0)),
+    **named("beta beta_param b value", is_(0.0)),
     "axis": is_(1),
     "count": is_(8),
     "name": is_("x"),
 }
 DESCRIBED = {
-    **dict.fromkeys(("x", "y", "dy", "dx"), at(data)),
-    **dict.fromkeys(
-        ("scale", "bias", "running_mean", "running_variance", "saved_mean", "saved_inv_variance"), at(vector)
-    ),
-    **dict.fromkeys(("dscale", "dbias"), at(vector)),
+    **named("x y dy dx", at(data)),
+    **named("scale bias running_mean running_variance saved_mean saved_inv_variance", at(vector)),
+    **named("dscale dbias", at(vector)),
     "param_desc": lambda w: w.param_desc,
     "exponential_average_factor": is_(0.1),
     "workspace": at(lambda w: w.space),
@@ -322,23 +313,19 @@ DESCRIBED = {
 LEFT = object()
 """An argument that is left away in the good call."""
 MIOPEN = {
-    **dict.fromkeys(("x", "y", "dy", "dx"), data),
-    **dict.fromkeys(
-        ("bn_scale", "bn_bias", "result_running_mean", "result_running_variance", "result_save_mean"), vector
-    ),
-    **dict.fromkeys(
-        ("result_save_inv_variance", "estimated_mean", "estimated_variance", "estimated_inv_variance"), vector
-    ),
-    **dict.fromkeys(("result_bn_scale_diff", "result_bn_bias_diff", "saved_mean", "saved_inv_variance"), vector),
-    **dict.fromkeys(("bn_scale_bias_mean_var_desc", "bn_scale_bias_diff_desc", "scale_desc"), lambda w: w.param_desc),
-    **dict.fromkeys(("bias_desc", "saved_mean_desc", "saved_var_desc", "est_mean_desc"), lambda w: w.param_desc),
-    **dict.fromkeys(("est_variance_desc", "est_inv_variance_desc"), lambda w: w.param_desc),
+    **named("x y dy dx", data),
+    **named("bn_scale bn_bias result_running_mean result_running_variance result_save_mean", vector),
+    **named("result_save_inv_variance estimated_mean estimated_variance estimated_inv_variance", vector),
+    **named("result_bn_scale_diff result_bn_bias_diff saved_mean saved_inv_variance", vector),
+    **named("bn_scale_bias_mean_var_desc bn_scale_bias_diff_desc scale_desc", lambda w: w.param_desc),
+    **named("bias_desc saved_mean_desc saved_var_desc est_mean_desc", lambda w: w.param_desc),
+    **named("est_variance_desc est_inv_variance_desc", lambda w: w.param_desc),
     **dict.fromkeys(
         (f"{when}_result_running_{what}" for when in ("prev", "next") for what in ("mean", "variance")), vector
     ),
     "bn_mode": is_("spatial"),
-    **dict.fromkeys(("alpha_data_diff", "alpha_param_diff"), is_(1.0)),
-    **dict.fromkeys(("beta_data_diff", "beta_param_diff"), is_(0.0)),
+    **named("alpha_data_diff alpha_param_diff", is_(1.0)),
+    **named("beta_data_diff beta_param_diff", is_(0.0)),
     "exp_avg_factor": is_(0.1),
     "activ_desc": is_(None),
     "n": is_(3),
@@ -374,9 +361,9 @@ STATISTICS = {
     **{"means": rows, "m2s": rows, "variances": LEFT, "counts": is_((4, 4)), "exponential_average_factor": is_(0.1)},
 }
 CANN = {
-    **dict.fromkeys(("mean", "invstd", "weight", "bias", "running_mean", "running_var", "mean_all"), vector),
-    **dict.fromkeys(("grad_weight", "grad_bias", "invstd_all"), vector),
-    **dict.fromkeys(("input_g", "weight_g", "bias_g"), is_(True)),
+    **named("mean invstd weight bias running_mean running_var mean_all", vector),
+    **named("grad_weight grad_bias invstd_all", vector),
+    **named("input_g weight_g bias_g", is_(True)),
     "counter": lambda w: np.full(2, 4, np.int32),
     "counts": lambda w: np.full(2, 4, np.float32),
     "eps": is_(1e-5),
@@ -392,7 +379,7 @@ def wide(w: World) -> Any:
 
 
 GRAPH = {
-    **dict.fromkeys(("x", "dy", "loss", "input", "in_0", "a", "b", "tensor"), tensor(DIMS)),
+    **named("x dy loss input in_0 a b tensor", tensor(DIMS)),
     **dict.fromkeys(("scale", "bias", "mean", "inv_variance", "variance"), tensor((1, 3, 1, 1))),
     **{"epsilon": tensor(), "momentum": tensor(), "dim": is_(DIMS), "stride": is_((12, 4, 2, 1)), "uid": is_(7)},
     **{
@@ -494,13 +481,13 @@ GOOD: dict[str, dict[str, Any]] = {
     "pybnorm.miopen": MIOPEN,
     "pybnorm.miopen.ActivationDescriptor": {"mode": is_(0)},
     "pybnorm.cupy": {
-        **dict.fromkeys(("gamma", "beta", "running_mean", "running_var", "var"), vector),
-        **dict.fromkeys(("mean", "inv_std"), vector),
+        **named("gamma beta running_mean running_var var", vector),
+        **named("mean inv_std", vector),
         **{"x": data, "gy": data, "eps": is_(1e-5), "decay": is_(0.9), "is_for_conv2d": is_(True)},
         **{"cudnn_mode": is_(1), "debug": is_(False), "d_layout": is_(0), "reserve_space": LEFT},
     },
     "pybnorm.directml": {
-        **dict.fromkeys(("mean", "variance", "scale", "bias", "output_scale_gradient", "output_bias_gradient"), wide),
+        **named("mean variance scale bias output_scale_gradient output_bias_gradient", wide),
         **{"fused_add": data, "output_mean": wide, "output_variance": wide, "kind": is_("relu"), "spatial": is_(True)},
         **{"operator": is_("batch_normalization"), "options": is_({})},
         "arguments": lambda w: (w.data, wide(w), wide(w), wide(w), wide(w), data(w)),
@@ -511,7 +498,7 @@ GOOD: dict[str, dict[str, Any]] = {
         **{"arrays": lambda w: [w.data], "parameters": lambda w: [vector(w)]},
         "function": is_(lambda x, *_: x),
         **STATISTICS,
-        **dict.fromkeys(("prior_dx", "prior_dscale", "prior_dbias"), LEFT),
+        **named("prior_dx prior_dscale prior_dbias", LEFT),
     },
     "pybnorm.known_defects": {"call": problem, "version": is_((3, 2, 0))},
     "pybnorm.defects": {
@@ -573,7 +560,7 @@ GOOD: dict[str, dict[str, Any]] = {
         **{"data_type": is_("f32"), "nan_policy": is_("propagate")},
     },
     "pybnorm.layer.Info": {
-        **dict.fromkeys(("running_mean", "running_variance", "saved_mean", "saved_inv_variance"), wide),
+        **named("running_mean running_variance saved_mean saved_inv_variance", wide),
         **{"dims": is_((1, CHANNELS, 1, 1)), "strides": is_((CHANNELS, 1, 1, 1)), "format": is_(0)},
     },
     "pybnorm.sync": {
@@ -628,6 +615,14 @@ def fresh_handle(w: World) -> Any:
     return pybnorm.Handle("onednn")
 
 
+STAGES = {
+    **{"build_operation_graph": 1, "create_execution_plans": 2, "check_support": 3, "build_plans": 4},
+    **{"get_workspace_size": 9, "execute": 9, "get_execution_plan_count": 9, "to_compiled_plan_binary": 9},
+    **{"get_plan_name": 3, "get_plan_name_at_index": 3, "build_plan_at_index": 3, "execute_plan_at_index": 9},
+    **{"get_workspace_size_plan_at_index": 9, "get_ranked_engine_ids": 2, "get_execution_plan_engine_id": 3},
+    **{"create_execution_plan_ext": 2, "get_autotune_workspace_size": 9},
+}
+"""How many steps of a graph's life are done when a method is called; some are of one module alone."""
 SELVES: dict[str, Callable[[World], Any]] = {
     "pybnorm._core.Handle": lambda w: w.handle,
     "pybnorm._core.TensorDescriptor": lambda w: w.x_desc,
@@ -648,26 +643,9 @@ SELVES: dict[str, Callable[[World], Any]] = {
     "pybnorm.graph.TensorAttributes": tensor(DIMS),
     "pybnorm.graph.Tensor": tensor(DIMS),
     "pybnorm.graph.Graph": graph(0),
-    **{
-        f"pybnorm.graph.Graph.{name}": graph(stage)
-        for name, stage in {
-            **{"build_operation_graph": 1, "create_execution_plans": 2, "check_support": 3, "build_plans": 4},
-            **{"get_workspace_size": 9, "execute": 9, "get_execution_plan_count": 9},
-            **{"get_plan_name": 3, "get_plan_name_at_index": 3, "build_plan_at_index": 3, "execute_plan_at_index": 9},
-            "get_workspace_size_plan_at_index": 9,
-        }.items()
-    },
+    **{f"pybnorm.graph.Graph.{name}": graph(stage) for name, stage in STAGES.items()},
     "pybnorm.hipdnn.Graph": hipdnn_graph(0),
-    **{
-        f"pybnorm.hipdnn.Graph.{name}": hipdnn_graph(stage)
-        for name, stage in {
-            **{"build_operation_graph": 1, "create_execution_plans": 2, "check_support": 3, "build_plans": 4},
-            **{"get_workspace_size": 9, "execute": 9, "get_execution_plan_count": 9, "to_compiled_plan_binary": 9},
-            **{"get_plan_name": 3, "get_plan_name_at_index": 3, "build_plan_at_index": 3, "execute_plan_at_index": 9},
-            **{"get_workspace_size_plan_at_index": 9, "get_ranked_engine_ids": 2, "get_execution_plan_engine_id": 3},
-            **{"create_execution_plan_ext": 2, "get_autotune_workspace_size": 9},
-        }.items()
-    },
+    **{f"pybnorm.hipdnn.Graph.{name}": hipdnn_graph(stage) for name, stage in STAGES.items()},
     "pybnorm.hipdnn.PointwiseAttributes": hipdnn_object("PointwiseAttributes"),
     "pybnorm.hipdnn.Tensor": hipdnn_object("Tensor", 0.5),
     "pybnorm.hipdnn.TensorAttributes": hipdnn_object("Tensor", 0.5),
