@@ -55,5 +55,5 @@ fi
 echo "PyTorch $(python -W ignore -c 'import torch; print(torch.__version__)'): $from"
 [ "${1:-}" != --install ] || exit 0
 # One built for NumPy 1 warns that it cannot convert arrays of NumPy 2, which nothing here asks of it.
-PYBNORM_REQUIRE=onednn PYBNORM_REQUIRE_DEVICE=onednn PYBNORM_REQUIRE_PACKAGES=torch pytest -q -n "$(nproc)" \
+PYBNORM_REQUIRE=onednn PYBNORM_REQUIRE_DEVICE=onednn PYBNORM_REQUIRE_PACKAGES=torch pytest -q -n "$(nproc)" --dist loadfile \
     -W 'ignore:Failed to initialize NumPy:UserWarning' tests/pytorch tests/functional -k 'torch'

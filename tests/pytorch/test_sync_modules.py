@@ -171,18 +171,12 @@ def test_each_backward_is_of_the_elements_of_its_own_forward(torch, ranks, resul
     assert reads == {0}
 
 
-def test_a_backward_that_fails_on_one_rank_is_told_in_the_next_forward(torch, ranks, results):
-    """As on a device, where backward waits for nothing: the gradients of the others are NaN until then."""
+def test_what_fails_on_one_rank_is_told_when_the_others_read_its_counts(torch, ranks, results):
+    """As on a device, where nothing is waited for: a backward in the next forward, until when the gradients are NaN; a
+    forward in backward or the next forward. Later steps are right."""
     for rank, result in enumerate(results):
-        first, after, last = result["failing backward"]
-        assert first == ("OutOfMemoryError" if rank == 0 else "nan")
-        assert after == ("OutOfMemoryError" if rank == 0 else "RankError")
-        assert last == "right"
-
-
-def test_a_forward_that_fails_on_one_rank_is_told_when_its_counts_are_read(torch, ranks, results):
-    """As on a device: by the others' backward, or by their next forward; later steps are right."""
-    for rank, result in enumerate(results):
+        first, after = ("OutOfMemoryError",) * 2 if rank == 0 else ("nan", "RankError")
+        assert result["failing backward"] == [first, after, "right"]
         for last in ("backward", "forward"):
             first = "ArgumentTypeError" if rank == 0 else "nan"
             second = "" if rank == 0 and last == "backward" else "RankError"
