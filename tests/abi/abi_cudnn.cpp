@@ -8,7 +8,6 @@ extern "C" void cudnnGetLastErrorString(char *, size_t);
 
 #include "cudnn/api.h"
 
-#include "../doubles/cudnn8.h"
 #include "abi_same.hpp"
 
 #define SAME_VALUE(name, ...) PBN_ABI_SAME_VALUE(name, PBN_##name);
@@ -20,8 +19,6 @@ PBN_CUDNN9_STATUSES(SAME_VALUE)
 #else
 #define SAME_VALUE_8(name, ...) PBN_ABI_SAME_VALUE(name, PBN_V8_##name);
 PBN_CUDNN8_STATUSES(SAME_VALUE_8)
-#define SAME_FACT(name, value) PBN_ABI_SAME_VALUE(name, value);
-CUDNN8_STATUSES(SAME_FACT)
 #endif
 
 #define SAME_FUNCTION(result, name, parameters) PBN_ABI_SAME_FUNCTION(name, pbn_##name##_fn);

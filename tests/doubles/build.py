@@ -1,7 +1,7 @@
 """Compile a vendor library's double: the same soname, the same symbols, no vendor.
 
-The prototypes come from the adapter's own file, so a double cannot drift from what the adapter calls; those of
-cudnn_vendor.c come from NVIDIA's headers.
+The prototypes come from the adapter's own file, so a double cannot drift from what the adapter calls; tests/abi holds
+that file against the vendors' headers.
 """
 
 from __future__ import annotations
@@ -57,13 +57,12 @@ class Doubles:
         without: Sequence[str] = (),
         soname: str | None = None,
         defines: Sequence[str] = (),
-        headers: Sequence[str] = (),
         place: str = "",
     ) -> Path:
         """One double in a folder of its own, named by its soname.
 
-        Without some symbols; with more macros, ``NAME=VALUE``; with compiler flags that find the vendor's headers it is
-        BACKEND_vendor.c; with the function that says which device is current it notes that, see places.c.
+        Without some symbols; with more macros, ``NAME=VALUE``; with the function that says which device is current it
+        notes that, see places.c.
         """
         vendor = VENDORS[backend]
         unknown = set(without) - set(self.symbols(backend))
@@ -76,13 +75,7 @@ class Doubles:
         version = vendor.version if version is None else version
         noted = ("-finstrument-functions",) if place else ()
         macros = (f"DOUBLE_VERSION={version}", *defines)
-        if headers:
-            objects = [self._object(backend, f"{backend}_vendor.c", macros, (*headers, *noted))]
-        else:
-            objects = [
-                self._object(backend, "defaults.c", ()),
-                self._object(backend, f"{backend}.c", macros, noted),
-            ]
+        objects = [self._object(backend, "defaults.c", ()), self._object(backend, f"{backend}.c", macros, noted)]
         if place:
             objects.append(self._object(backend, "places.c", (f'DOUBLE_PLACE="{place}"',)))
         flags = ["-shared", f"-Wl,-soname,{library.name}"]

@@ -20,31 +20,3 @@ int cudnnOpsVersionCheck(void) { return DOUBLE_MISMATCH; }
 #ifdef DOUBLE_COMPUTES
 #include "cudnn_computes.h"
 #endif
-#ifdef DOUBLE_STREAMS /* handles that remember their stream, and how often it was set */
-static void *the_stream;
-int double_sets;
-
-int cudnnCreate(void **handle) {
-    static int it;
-    *handle = &it;
-    return 0;
-}
-
-void cudnnGetLastErrorString(char *text, size_t size) {
-    if (size != 0)
-        *text = 0;
-}
-
-int cudnnDestroy(void *handle) { return handle == NULL; }
-
-int cudnnSetStream(void *handle, void *stream) {
-    the_stream = stream;
-    ++double_sets;
-    return 0;
-}
-
-int cudnnGetStream(void *handle, void **stream) {
-    *stream = the_stream;
-    return 0;
-}
-#endif

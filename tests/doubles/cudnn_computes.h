@@ -171,11 +171,7 @@ static void gradients(const float *data, const float *params, const tensor *x_de
         dbias[c] = (float)(params[0] * sum + (params[1] == 0 ? 0 : params[1] * dbias[c]));
     }
 }
-int cudnnBatchNormalizationBackward(
-    void *handle, int mode, const void *alpha, const void *beta, const void *alpha_param, const void *beta_param,
-    const void *x_desc, const void *x, const void *dy_desc, const void *dy, const void *dx_desc, void *dx,
-    const void *param_desc, const void *scale, void *dscale, void *dbias, double epsilon, const void *saved_mean,
-    const void *saved_inv_variance) {
+int cudnnBatchNormalizationBackward(BACKWARD) {
     const float data[2] = {*(const float *)alpha, *(const float *)beta};
     const float params[2] = {*(const float *)alpha_param, *(const float *)beta_param};
     const int status = fails();

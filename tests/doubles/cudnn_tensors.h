@@ -4,33 +4,27 @@
 
 typedef struct tensor { int dtype, rank, dims[8], strides[8]; } tensor;
 
-/* Parameters of cuDNN's calls, of both doubles. */
-#define TRAINING \
-    void *handle, int mode, const void *alpha, const void *beta, const void *x_desc, const void *x, \
-    const void *y_desc, void *y, const void *param_desc, const void *scale, const void *bias, double factor, \
-    void *running_mean, void *running_variance, double epsilon, void *saved_mean, void *saved_inv_variance
-#define INFERENCE \
-    void *handle, int mode, const void *alpha, const void *beta, const void *x_desc, const void *x, \
-    const void *y_desc, void *y, const void *param_desc, const void *scale, const void *bias, const void *mean, \
-    const void *variance, double epsilon
-#define EX_TRAINING_SIZE \
-    void *handle, int mode, int ops, const void *x_desc, const void *z_desc, const void *y_desc, \
-    const void *param_desc, const void *act, size_t *bytes
-#define EX_TRAINING \
-    void *handle, int mode, int ops, const void *alpha, const void *beta, const void *x_desc, const void *x, \
-    const void *z_desc, const void *z, const void *y_desc, void *y, const void *param_desc, const void *scale, \
-    const void *bias, double factor, void *running_mean, void *running_variance, double epsilon, void *saved_mean, \
-    void *saved_inv_variance, void *act, void *workspace, size_t workspace_size, void *reserve, size_t reserve_size
-#define EX_BACKWARD_SIZE \
-    void *handle, int mode, int ops, const void *x_desc, const void *y_desc, const void *dy_desc, \
-    const void *dz_desc, const void *dx_desc, const void *param_desc, const void *act, size_t *bytes
-#define EX_BACKWARD \
-    void *handle, int mode, int ops, const void *alpha, const void *beta, const void *alpha_param, \
-    const void *beta_param, const void *x_desc, const void *x, const void *y_desc, const void *y, \
-    const void *dy_desc, const void *dy, const void *dz_desc, void *dz, const void *dx_desc, void *dx, \
-    const void *param_desc, const void *scale, const void *bias, void *dscale, void *dbias, double epsilon, \
-    const void *saved_mean, const void *saved_inv_variance, void *act, void *workspace, size_t workspace_size, \
-    void *reserve, size_t reserve_size
+/* Parameters of batch norms, as the adapter's file groups them. */
+#define TRAINING void *handle, int mode, PBN_CUDNN_X, const void *y_desc, void *y, PBN_CUDNN_SCALE, PBN_CUDNN_TRAINING
+#define INFERENCE                                                                                                 \
+    void *handle, int mode, PBN_CUDNN_X, const void *y_desc, void *y, PBN_CUDNN_SCALE, const void *mean,           \
+        const void *variance, double epsilon
+#define BACKWARD                                                                                                  \
+    void *handle, int mode, PBN_CUDNN_DX_X, const void *dy_desc, const void *dy, const void *dx_desc, void *dx,    \
+        const void *param_desc, const void *scale, PBN_CUDNN_GRADIENTS
+#define EX_TRAINING                                                                                               \
+    void *handle, int mode, int ops, PBN_CUDNN_X, const void *z_desc, const void *z, const void *y_desc, void *y,  \
+        PBN_CUDNN_SCALE, PBN_CUDNN_TRAINING, PBN_CUDNN_EX
+#define EX_TRAINING_SIZE                                                                                          \
+    void *handle, int mode, int ops, const void *x_desc, const void *z_desc, const void *y_desc,                   \
+        const void *param_desc, const void *activation, size_t *bytes
+#define EX_BACKWARD                                                                                               \
+    void *handle, int mode, int ops, PBN_CUDNN_DX_X, const void *y_desc, const void *y, const void *dy_desc,       \
+        const void *dy, const void *dz_desc, void *dz, const void *dx_desc, void *dx, PBN_CUDNN_SCALE,             \
+        PBN_CUDNN_GRADIENTS, PBN_CUDNN_EX
+#define EX_BACKWARD_SIZE                                                                                          \
+    void *handle, int mode, int ops, const void *x_desc, const void *y_desc, const void *dy_desc,                  \
+        const void *dz_desc, const void *dx_desc, const void *param_desc, const void *activation, size_t *bytes
 
 int double_live = 0; /* descriptors and handles made and not destroyed */
 int double_calls = 0; /* calls that can fail, up to now */
@@ -49,8 +43,8 @@ int cudnnDestroyTensorDescriptor(void *desc) { double_live--; free(desc); return
 int cudnnSetTensorNdDescriptor(void *desc, int dtype, int rank, const int *dims, const int *strides) {
     tensor *t = desc;
     const int status = fails();
-    if (status != 0)
-        return status;
+    if (status != 0 || (DOUBLE_VERSION < 90000 && rank < 3))
+        return status != 0 ? status : PBN_V8_CUDNN_STATUS_NOT_SUPPORTED;
     t->dtype = dtype, t->rank = rank;
     memcpy(t->dims, dims, (size_t)rank * sizeof *dims);
     memcpy(t->strides, strides, (size_t)rank * sizeof *strides);

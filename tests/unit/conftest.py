@@ -25,17 +25,13 @@ _PACKAGE_PARENT = Path(pybnorm.__file__).resolve().parents[1]
 
 
 def _load_build() -> ModuleType:
-    return _load("pybnorm_test_doubles", _BUILD)  # "build" is also the name of a well-known package
-
-
-def _load(name: str, file: Path) -> ModuleType:
+    name = "pybnorm_test_doubles"  # "build" is also the name of a well-known package
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, file)
+        spec = importlib.util.spec_from_file_location(name, _BUILD)
         assert spec is not None
         assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
     return sys.modules[name]
 
 
@@ -52,13 +48,6 @@ def doubles(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def vendors() -> Any:
     """The builder's table of vendors."""
     return _load_build().VENDORS
-
-
-@pytest.fixture(scope="session")
-def nvidia() -> list[str]:
-    """Compiler flags that find NVIDIA's headers of cuDNN, which come with its packages."""
-    abi = _load("pybnorm_test_abi", _BUILD.parents[1] / "abi" / "test_abi.py")
-    return abi.AbiCheck("cudnn").includes(abi.cudnn_headers())
 
 
 @pytest.fixture(scope="session")

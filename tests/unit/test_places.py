@@ -92,14 +92,13 @@ PLACES = """
 def places(child: Any, doubles: Any, request: pytest.FixtureRequest) -> Any:
     """Runs a script behind `PLACES` on a double of the backend that the test names."""
 
-    def run(backend: str, script: str, records: bool = False, **values: Any) -> Any:
+    def run(backend: str, script: str, **values: Any) -> Any:
         if backend == "miopen":
             driver, file = "", doubles.build("miopen", defines=("DOUBLE_COMPUTES",), place="hipGetDevice")
         else:
-            driver, which = request.getfixturevalue("driver"), {"defines": ("DOUBLE_RECORDS",)}
-            if not records:
-                which = {"headers": request.getfixturevalue("nvidia")}
-            file = request.getfixturevalue("beside")(doubles.build("cudnn", place="cuCtxGetDevice", **which))
+            driver = request.getfixturevalue("driver")
+            double = doubles.build("cudnn", defines=("DOUBLE_RECORDS",), place="cuCtxGetDevice")
+            file = request.getfixturevalue("beside")(double)
         return child(
             textwrap.dedent(PLACES) + textwrap.dedent(script), backend=backend, driver=driver, file=str(file), **values
         )
@@ -179,7 +178,6 @@ def test_plans_are_made_run_and_dropped_on_their_handles_device(places: Any) -> 
         handle.close()
         report(found)
         """,
-        records=True,
     )
     for what, lines, after in found:
         # tensor descriptors are the host's: made for the plan before and dropped behind it

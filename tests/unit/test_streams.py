@@ -1,19 +1,18 @@
-"""Which stream a handle's calls go to, with a double of cuDNN that remembers."""
+"""Which stream a handle's calls go to, on cuDNN's double."""
 
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 
 
-def test_a_handle_follows_the_current_stream_and_sets_it_only_when_it_changed(child, doubles):
-    library = doubles.build("cudnn", defines=("DOUBLE_STREAMS=1",))
-    found = child(
+def test_a_handle_follows_the_current_stream_and_sets_it_only_when_it_changed(run):
+    found = run(
         """
-        import ctypes, sys
+        import sys
         sys.path.insert(0, values["folder"])
-        import c_table, numpy, pybnorm
+        import c_table, numpy
 
-        sets = ctypes.c_int.in_dll(ctypes.CDLL(values["library"]), "double_sets")
+        sets = number("sets")
         here, there, host = (c_table.Exchanging(device=device) for device in [(2, 0), (2, 3), (1, 0)])
         seen = []
         with pybnorm.Handle("cudnn") as handle:
@@ -24,9 +23,7 @@ def test_a_handle_follows_the_current_stream_and_sets_it_only_when_it_changed(ch
         closed = attempt(lambda: handle.follow_stream(here))
         report([seen, closed["error"]])
         """,
-        {"PYBNORM_LIB_CUDNN": library},
         folder=str(TESTS),
-        library=str(library),
     )
     assert found[0] == [
         [True, 2000, 1],
