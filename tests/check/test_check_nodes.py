@@ -101,6 +101,7 @@ def running(executor):
     assert sorted(r.case for r in done) == sorted(CASES)  # nothing lost, nothing twice
 
 
+@pytest.mark.slow
 def test_workers_with_two_versions_and_two_without_the_library(monkeypatch):
     with farm(monkeypatch, passing, 5) as (found, *_):
         monkeypatch.setattr(executors, "settled", settled)
@@ -167,6 +168,7 @@ def test_a_worker_that_is_gone_is_named_and_its_case_goes_to_another(monkeypatch
     assert {r.node for r in done} == {"worker 1"}
 
 
+@pytest.mark.slow
 def test_where_no_worker_is_left_every_case_says_so(monkeypatch):
     with farm(monkeypatch, gated) as (found, cluster, _):
         found._limit = 1

@@ -257,28 +257,6 @@ def test_gradients_of_any_layout(torch, ours, device):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpoint_computes_forward_again(torch, ours, device, reentrant):
-    from torch.utils.checkpoint import checkpoint
-
-    theirs = network(torch, device)
-    theirs[4].momentum = 0.1
-    mine = ours.convert(copy.deepcopy(theirs))
-
-    class Again(torch.nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x):
-            return checkpoint(self.inner, x, use_reentrant=reentrant)
-
-    x = made(torch, device, 4, 3, 8, 8)
-    same(torch, step(torch, Again(mine), x), step(torch, Again(theirs), x))
-    assert int(mine[1].num_batches_tracked) == 2  # as PyTorch's
-
-
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("stops", [True, False])
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("momentum", [0.25, None])
@@ -314,21 +292,6 @@ def test_steps_with_autocast_and_a_scaler(torch, ours, device):
             scaler.update()
         found.append([*model.parameters(), *model.buffers()])
     same(torch, found[1], found[0], 0.02)
-
-
-# PyTorch's own: what it captures has the nodes of its warm-up on another stream, whatever the model's modules are.
-@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
-def test_graphed_callables(torch, ours, device):
-    if device == "cpu":
-        pytest.skip("the CPU has no graphs")
-    theirs = network(torch, device)
-    mine = ours.convert(copy.deepcopy(theirs))
-    x = made(torch, device, 4, 3, 8, 8)
-    mine[4].momentum = theirs[4].momentum = 0.1
-    state = copy.deepcopy(mine.state_dict())
-    graphed = torch.cuda.make_graphed_callables(mine, (x.clone().requires_grad_(),))
-    mine.load_state_dict(state)
-    same(torch, step(torch, graphed, x)[:2], step(torch, theirs, x)[:2])
 
 
 @pytest.fixture
