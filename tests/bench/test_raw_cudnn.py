@@ -15,6 +15,7 @@ from pybnorm import DataType, Layout
 
 HERE = Path(__file__).parent
 BACKEND = HERE.parents[1] / "pybnorm" / "backends" / "cudnn" / "api.h"
+DOUBLE = (f'-DDOUBLE_BACKEND="{BACKEND}"', "-DDOUBLE_SYMBOLS=PBN_CUDNN_SYMBOLS", "-DDOUBLE_COMPUTES")
 STRICT = ("-Wall", "-Wextra", "-Werror")
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler is here")
@@ -32,14 +33,17 @@ def fakes(tmp_path_factory):
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))))
 
     def library(source, name, *flags):
-        command = [compiler, *STRICT, "-O1", "-shared", "-fPIC", *flags, str(HERE / source), "-o", str(folder / name)]
-        subprocess.run([*command, "-lm"], check=True, timeout=120)
+        command = [compiler, *STRICT, "-Wno-unused-parameter", "-O1", "-shared", "-fPIC", *flags, str(HERE / source)]
+        subprocess.run([*command, "-o", str(folder / name), "-lm"], check=True, timeout=120)
         return str(folder / name)
 
     library("driver.c", "libcuda.so.1", "-D_POSIX_C_SOURCE=200809L")
-    backend = f'-DCUDNN_BACKEND="{BACKEND}"'
+    flags = *DOUBLE, "-DDOUBLE_VERSION=91900"
     slips = {"right": "0", "off": "0.1f", "nan": "NAN"}
-    return str(folder), *(library("cudnn.c", f"{name}.so", backend, f"-DSLIP={slip}") for name, slip in slips.items())
+    made = [
+        library("../doubles/cudnn.c", f"{name}.so", *flags, f"-DDOUBLE_SLIP={slip}") for name, slip in slips.items()
+    ]
+    return str(folder), *made
 
 
 def run(program, *arguments, lines="", **variables):
@@ -119,11 +123,11 @@ def test_it_refuses_what_is_no_command(program, fakes):
 
 
 def test_a_vendor_error_is_told_and_the_next_command_runs(program, fakes):
-    lines = "time train f16 nchw 1 1 2 2 2 2\nhost infer 1 1\n"
+    lines = "time train f32 nchw 1 1 2 2 2 2 2 2\nhost infer 1 1\n"  # of more axes than the double computes with
     done = run(program, fakes[1], lines=lines, LD_LIBRARY_PATH=fakes[0])
     refused, answered = map(json.loads, done.stdout.splitlines()[1:])
     assert refused["failure"].startswith("cudnnSetTensorNdDescriptor(")
-    assert refused["failure"].endswith("CUDNN_STATUS_OF_THE_TEST")
+    assert refused["failure"].endswith("CUDNN_STATUS_DOUBLE")
     assert "microseconds" in answered
 
 

@@ -2,16 +2,22 @@
  * operations; float32 and bfloat16, rank 4 and of batch norm also 5. Part of cudnn.c.
  *
  * Its pointwise graphs have the limit that cuDNN 9.19 was seen to have on an H200: packed channels-last tensors only.
- * Whoever asks for a workspace writes all of it, before and after it computes.
+ * Whoever asks for a workspace writes all of it, before and after it computes. DOUBLE_SLIP is added to what float32 data
+ * are written, so that whoever checks results has something to find.
  */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+#define DOUBLE_AXES 5
 #include "cudnn_tensors.h"
 
 enum { not_supported = 3000, most = 64, graph_workspace = 192, ex_workspace = 320 };
+
+#ifndef DOUBLE_SLIP
+#define DOUBLE_SLIP 0
+#endif
 
 int double_slow = 0; /* gradients by the kernels that are slow: the plain entry point's, and Ex without what it wants */
 
@@ -61,7 +67,7 @@ static float load(const tensor *t, const void *memory, const int *i) {
 static void store(const tensor *t, void *memory, const int *i, float value) {
     uint32_t wide;
     if (t->dtype != PBN_CUDNN_DATA_BFLOAT16) {
-        ((float *)memory)[at(t, i)] = value;
+        ((float *)memory)[at(t, i)] = value + DOUBLE_SLIP;
         return;
     }
     memcpy(&wide, &value, sizeof wide);

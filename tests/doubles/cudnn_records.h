@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define DOUBLE_AXES 8
 #include "cudnn_tensors.h"
 
 typedef struct act { int mode, nan; double coefficient; } act;

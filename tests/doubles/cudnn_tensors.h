@@ -43,8 +43,8 @@ int cudnnDestroyTensorDescriptor(void *desc) { double_live--; free(desc); return
 int cudnnSetTensorNdDescriptor(void *desc, int dtype, int rank, const int *dims, const int *strides) {
     tensor *t = desc;
     const int status = fails();
-    if (status != 0 || (DOUBLE_VERSION < 90000 && rank < 3))
-        return status != 0 ? status : PBN_V8_CUDNN_STATUS_NOT_SUPPORTED;
+    if (status != 0 || rank > DOUBLE_AXES || (DOUBLE_VERSION < 90000 && rank < 3))
+        return status != 0 ? status : DOUBLE_VERSION < 90000 ? 9 : PBN_CUDNN_STATUS_NOT_SUPPORTED;
     t->dtype = dtype, t->rank = rank;
     memcpy(t->dims, dims, (size_t)rank * sizeof *dims);
     memcpy(t->strides, strides, (size_t)rank * sizeof *strides);
