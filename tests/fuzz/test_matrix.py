@@ -146,7 +146,7 @@ def test_hostile_values(tmp_path, capsys):
         ("directml.batch_normalization_training", "fused_activation", "an object whose __class__ fails"),
         ("known_defects", "backend", "an object whose every attribute fails"),
         ("miopen.cumulative_average_factor", "n", "10**400"),
-        ("miopen.cumulative_average_factor", "n", "np.timedelta64(1)"),
+        ("miopen.cumulative_average_factor", "n", "np.timedelta64(1, 's')"),
         ("reference.gather_stats", "means", "a matrix"),
         ("reference.stats", "axis", "an object whose __index__ changes"),
         ("sync.SyncBatchNorm", "handle", "a handle that was not made"),

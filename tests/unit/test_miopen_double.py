@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,14 +21,17 @@ PRELUDE = """
 
 
 @pytest.fixture(scope="module")
-def library(doubles: Any) -> Path:
-    return Path(doubles.build("miopen", defines=("DOUBLE_COMPUTES",)))
+def library(doubles: Any) -> Any:
+    """The double of a version."""
+    return functools.cache(lambda version: str(doubles.build("miopen", version=version, defines=("DOUBLE_COMPUTES",))))
 
 
 @pytest.fixture
-def play(child: Any, library: Path) -> Any:
+def play(child: Any, library: Any) -> Any:
     """Runs a script behind `PRELUDE`."""
-    return lambda script: child(textwrap.dedent(PRELUDE) + textwrap.dedent(script), file=str(library))
+    return lambda script, version=3004000: child(
+        textwrap.dedent(PRELUDE) + textwrap.dedent(script), file=library(version)
+    )
 
 
 def test_every_status_has_a_class_and_a_text_even_if_the_vendor_has_none(play: Any) -> None:
@@ -279,7 +282,7 @@ def test_a_handle_that_takes_kernels_by_their_times_has_the_defects_of_those(dou
         }
 
 
-def test_a_failed_call_names_the_card_and_what_is_known_of_it(doubles: Any, child: Any) -> None:
+def test_a_failed_call_names_the_card_and_what_is_known_of_it(play: Any) -> None:
     """MIOpen 3.4 has no sums that gfx115x can compile; of another card the error says the name alone."""
     script = """
         architecture = (ctypes.c_char * 64).in_dll(library, "double_architecture")
@@ -297,8 +300,7 @@ def test_a_failed_call_names_the_card_and_what_is_known_of_it(doubles: Any, chil
                     answers.append(attempt(lambda: plan(*arrays))["text"].splitlines()[0])
         report(answers)
         """
-    file = doubles.build("miopen", version=3004000, defines=("DOUBLE_COMPUTES",))
-    said = child(textwrap.dedent(PRELUDE) + textwrap.dedent(script), file=str(file))
+    said = play(script)
     named = "on gfx1151, wave size 32; known defect miopen-gfx115x-reductions, the call fails: on gfx115x"
     for first in (0, 6):
         train, infer, *others = said[first : first + 6]
@@ -309,7 +311,7 @@ def test_a_failed_call_names_the_card_and_what_is_known_of_it(doubles: Any, chil
         assert not any("wave size" in text for text in others[2:])
 
 
-def test_a_mean_far_from_0_is_told_of_once_from_the_calls_own_statistics(doubles: Any, child: Any) -> None:
+def test_a_mean_far_from_0_is_told_of_once_from_the_calls_own_statistics(play: Any) -> None:
     script = """
         import warnings
         capturing = ctypes.c_int.in_dll(library, "double_capturing")
@@ -338,37 +340,51 @@ def test_a_mean_far_from_0_is_told_of_once_from_the_calls_own_statistics(doubles
         answers += [told(1e4), told(1e4, dims=(4, 3, 2, 8))]
         report(answers)
         """
-    file = doubles.build("miopen", version=3004000, defines=("DOUBLE_COMPUTES",))
-    *silent, (text,), again = child(textwrap.dedent(PRELUDE) + textwrap.dedent(script), file=str(file))
+    *silent, (text,), again = play(script)
     assert silent == [[]] * 4
     assert again == []
     assert "a mean is 1000 times its deviation or more; known defect miopen-one-pass-variance, wrong y" in text
 
 
-def test_a_call_with_a_defect_is_what_the_policy_says(doubles: Any, child: Any) -> None:
-    """MIOpen has one algorithm: "auto" repairs nothing, and native is not there to avoid it."""
-    file = doubles.build("miopen", version=3005001, defines=("DOUBLE_COMPUTES",))
-    answers = child(
-        textwrap.dedent(PRELUDE)
-        + textwrap.dedent(
-            """
-            import warnings
+def test_the_policy_is_asked_for_on_the_handles_device(play: Any) -> None:
+    """MIOpen answers by the device that is current; afterwards the caller's own is current again."""
+    answers = play(
+        """
+        ctypes.c_int.in_dll(library, "double_devices").value = 2
+        asked, now = ctypes.c_int.in_dll(library, "double_policy_device"), ctypes.c_int(-1)
+        library.hipSetDevice(1)
+        handle = pybnorm.Handle("miopen")
+        library.hipSetDevice(0)
+        asked.value = -1
+        handle.plan_forward_inference(pybnorm.TensorDescriptor("miopen", "f32", (4, 4, 7, 7)))
+        library.hipGetDevice(ctypes.byref(now))
+        report([asked.value, now.value])
+        """,
+        3005001,
+    )
+    assert answers == [1, 0]
 
-            ctypes.c_int.in_dll(library, "double_policy").value = 3
-            x, answers = pybnorm.TensorDescriptor("miopen", "f32", (4, 3, 7, 7)), {}
-            for policy in ("warn", "error", "ignore", "avoid", "avoid_all"):
-                handle = pybnorm.Handle("miopen", known_defects=policy)
-                for algorithm in (None, "auto"):
-                    with warnings.catch_warnings(record=True) as found:
-                        warnings.simplefilter("always")
-                        answer = attempt(lambda: handle.plan_backward(x, algorithm=algorithm).algorithm)
-                    told = [str(w.message) for w in found if w.category is pybnorm.KnownDefectWarning]
-                    answers[f"{policy} {algorithm}"] = [answer.get("value"), answer.get("text", ""), told]
-                answers[f"{policy} size"] = attempt(lambda: handle.workspace_size("backward", x)).get("text", "")
-            report(answers)
-            """
-        ),
-        file=str(file),
+
+def test_a_call_with_a_defect_is_what_the_policy_says(play: Any) -> None:
+    """MIOpen has one algorithm: "auto" repairs nothing, and native is not there to avoid it."""
+    answers = play(
+        """
+        import warnings
+
+        ctypes.c_int.in_dll(library, "double_policy").value = 3
+        x, answers = pybnorm.TensorDescriptor("miopen", "f32", (4, 3, 7, 7)), {}
+        for policy in ("warn", "error", "ignore", "avoid", "avoid_all"):
+            handle = pybnorm.Handle("miopen", known_defects=policy)
+            for algorithm in (None, "auto"):
+                with warnings.catch_warnings(record=True) as found:
+                    warnings.simplefilter("always")
+                    answer = attempt(lambda: handle.plan_backward(x, algorithm=algorithm).algorithm)
+                told = [str(w.message) for w in found if w.category is pybnorm.KnownDefectWarning]
+                answers[f"{policy} {algorithm}"] = [answer.get("value"), answer.get("text", ""), told]
+            answers[f"{policy} size"] = attempt(lambda: handle.workspace_size("backward", x)).get("text", "")
+        report(answers)
+        """,
+        3005001,
     )
     for algorithm in (None, "auto"):
         for policy in ("warn", "ignore"):
