@@ -104,17 +104,6 @@ def test_backward_elemt(case):
     close(got, 0.5 * right + 2 * p.prior)
 
 
-@each_case
-def test_backward_elemt_with_its_own_sums_is_training_grad(case):
-    axis, p = case[1], Plain(*case)
-    sums = reference.backward_reduce(x=p.x, dy=p.dy, mean=p.mean, inv_variance=p.inv, axis=axis)
-    own = {"x": p.x, "dy": p.dy, "scale": p.scale, "mean": p.mean, "axis": axis}
-    got = reference.backward_elemt(
-        **own, inv_variance=p.inv, sum_dy=sums.sum_dy, sum_dy_xmu=sums.sum_dy_xmu, count=int(p.m)
-    )
-    close(got, reference.training_grad(**own, variance=p.variance, epsilon=EPSILON).dx)
-
-
 @pytest.mark.parametrize("shards", [[5, 3], [0, 8], [1, 0, 4, 3]], ids=str)
 @pytest.mark.parametrize("by_m2", [True, False])
 def test_gather_stats(shards, by_m2):
