@@ -50,7 +50,7 @@ TWINS = {
     "backward_elemt": """pybnorm.operations.backward_elemt pybnorm.cann.elemt_backward
         pybnorm.reference.backward_elemt""",
     "derive": """pybnorm.derive_bn_tensor_descriptor pybnorm.operations.derive
-        pybnorm.miopen.derive_bn_tensor_descriptor pybnorm.reference.derive""",
+        pybnorm.miopen.derive_bn_tensor_descriptor""",
     "fold": "pybnorm.operations.fold pybnorm.reference.fold",
     "elementwise": "pybnorm.axpby pybnorm.fill pybnorm.relu pybnorm.relu_backward",
     "torch": """pybnorm.torch.install pybnorm.torch.convert pybnorm.torch.unconvert pybnorm.torch.batch_norm

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Sequence
-from typing import Concatenate, NamedTuple, ParamSpec
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -21,12 +20,14 @@ from pybnorm.reference.mathematics import (
     _input_gradient,
     _inverse,
     _normalize,
+    _not_negative,
     _prior,
     _statistics,
 )
 from pybnorm.reference.rounding import ARRAYS, Array, Float64Array, Index, _load, _plain
 
-_P = ParamSpec("_P")
+_Statistics: TypeAlias = Callable[[Index, Index], tuple[Float64Array, Float64Array]]
+"""Mean and inverse standard deviation of a tile, and of its index in arrays of the derived shape."""
 
 
 class Folded(NamedTuple):
@@ -66,11 +67,6 @@ def fold(dims: Sequence[int], axis: int | Sequence[int]) -> Folded:
     Returns
     -------
     Folded
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        Names the argument, its value and what is allowed.
 
     Examples
     --------
@@ -123,23 +119,31 @@ class GatherStats(NamedTuple):
 
 
 class _Case:
-    """The checked arrays of an operation with `axis`, folded."""
+    """The checked arrays of an operation with `axis`, or `mode` in its place, folded."""
 
-    def __init__(self, name: str, x: Array, axis: int | Sequence[int]) -> None:
-        _arguments.instance(x, ARRAYS, name, "a NumPy array")
+    def __init__(
+        self, x: Array, axis: int | Sequence[int] = 1, *, mode: Mode | None = None, may_be_empty: bool = False
+    ) -> None:
+        _arguments.instance(x, ARRAYS, "x", "a NumPy array")
         x = _plain(x)
-        _arguments.data_type(x.dtype, name)
+        _arguments.data_type(x.dtype, "x")
         self.own_dims = x.shape
-        kept = _arguments.axes(axis, _rank(name, x))
+        if not 1 <= x.ndim <= 8:
+            raise ArgumentError("x", f"shape {x.shape}", "rank 1 to 8")
+        kept = _arguments.axes(axis, x.ndim) if mode is None else _arguments.kept_axes(x.ndim, mode)
         self.empty = 0 in x.shape
         self.derived = tuple(d if a in kept else 1 for a, d in enumerate(x.shape))
         if 0 in self.derived:
-            raise ArgumentError(name, f"shape {x.shape}", "at least one statistic")
+            raise ArgumentError("x", f"shape {x.shape}", "at least one statistic")
+        if self.empty and not may_be_empty:
+            raise ArgumentError("x", f"shape {x.shape}", "at least one element per statistic")
+        self.x, self.shape = x, self.derived
         if not self.empty:
             self.fold = fold(x.shape, kept)
-            self.mode = self.fold.mode
             self.x = self.fold._view(x)
-            self.shape = _arguments.derived_dims(self.x.shape, self.mode)
+            mode = self.fold.mode if mode is None else mode
+            self.shape = _arguments.derived_dims(self.x.shape, mode)
+            self.walk = _Walk(self.x, mode, 2)
 
     def data(self, name: str, array: Array | None) -> Array:
         """Check an array of x's shape; its folded form."""
@@ -156,26 +160,45 @@ class _Case:
         given = _prior(name, array, beta_name, beta)
         return None if given is None else self.data(name, given)
 
-    def parameter(self, name: str, array: Array | None, default: float | None = None) -> Float64Array:
-        """Check a parameter; float64, of the folded derived shape."""
+    def parameter(self, name: str, array: Array | None, default: float | None = None) -> Array:
+        """Check a parameter; it has the folded derived shape."""
         if array is None and default is not None:
-            return np.full(self.derived if self.empty else self.shape, default)
-        values = _load(_parameter(name, array, self.derived))
-        return values if self.empty else values.reshape(self.shape)
+            return np.broadcast_to(np.float64(default), self.shape)
+        return _parameter(name, array, self.derived).reshape(self.shape)
+
+    def variance(self, name: str, array: Array) -> Array:
+        """Check a parameter without a negative value."""
+        values = self.parameter(name, array)
+        for _, index in self.tiles():
+            _not_negative(name, _load(values[index]))
+        return values
+
+    def tiles(self) -> Iterator[tuple[Index, Index]]:
+        """Each kept tile, and its index in arrays of the derived shape."""
+        for kept in () if self.empty else self.walk.kept_tiles():
+            yield kept, self.walk.parameter_index(kept)
+
+    def normalized(
+        self, scale: Array | None, bias: Array | None, statistics: _Statistics, alpha: float, beta: float,
+        prior: Array | None,
+    ) -> ForwardInference:  # fmt: skip
+        """``y = alpha * (scale * inverse * (x - mean) + bias) + beta * prior``."""
+        scales, offsets = self.parameter("scale", scale, 1.0), self.parameter("bias", bias, 0.0)
+        old, y = self.prior("prior", prior, "beta", beta), self.result()
+        for kept, i in self.tiles():
+            mean, inverse = statistics(kept, i)
+            with np.errstate(invalid="ignore", over="ignore"):  # an infinite inverse gives inf and NaN, as in IEEE 754
+                factor, offset = alpha * (_load(scales[i]) * inverse), alpha * _load(offsets[i])
+                _normalize(self.walk, kept, self.x, mean, factor, offset, beta, old, y)
+        return ForwardInference(self.restore(y))
 
     def result(self) -> Float64Array:
         """An array for data results."""
-        return np.empty(self.own_dims) if self.empty else np.empty_like(self.x, dtype=np.float64, subok=False)
+        return np.empty_like(self.x, dtype=np.float64, subok=False)
 
     def restore(self, array: Array) -> Array:
         """A data result in x's own shape."""
         return array if self.empty else self.fold._restore(array, self.own_dims)
-
-
-def _rank(name: str, x: Array) -> int:
-    if not 1 <= x.ndim <= 8:
-        raise ArgumentError(name, f"shape {x.shape}", "rank 1 to 8")
-    return x.ndim
 
 
 def stats(x: Array, *, epsilon: float = 1e-5, axis: int | Sequence[int] = 1) -> Stats:
@@ -195,11 +218,6 @@ def stats(x: Array, *, epsilon: float = 1e-5, axis: int | Sequence[int] = 1) -> 
     Stats
         mean, variance, inv_variance.
 
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        Names the argument, its value and what is allowed.
-
     Examples
     --------
     >>> found = pybnorm.reference.stats(np.float32([[[1, 2, 3]]]))
@@ -207,10 +225,7 @@ def stats(x: Array, *, epsilon: float = 1e-5, axis: int | Sequence[int] = 1) -> 
     (array([2.]), array([0.667]))
     """
     epsilon = _arguments.epsilon(epsilon)
-    case = _Case("x", x, axis)
-    if case.empty:
-        raise ArgumentError("x", f"shape {x.shape}", "at least one element per statistic")
-    walk = _Walk(case.x, case.mode, 2)
+    case = _Case(x, axis)
     mean, variance = np.empty(case.shape), np.empty(case.shape)
 
     def take(walk: _Walk, kept: Index) -> None:
@@ -218,7 +233,7 @@ def stats(x: Array, *, epsilon: float = 1e-5, axis: int | Sequence[int] = 1) -> 
         mean[index], squares = _statistics(walk, kept, case.x)
         variance[index] = squares / walk.count
 
-    walk.each_in_threads(take)
+    case.walk.each_in_threads(take)
     inv = _inverse(variance, epsilon)
     return Stats(mean.reshape(case.derived), variance.reshape(case.derived), inv.reshape(case.derived))
 
@@ -251,31 +266,16 @@ def forward_inference_inv_variance(
     ForwardInference
         y.
 
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        Names the argument, its value and what is allowed.
-
     Examples
     --------
     >>> x, one = np.float32([[[1, 2, 3]]]), np.ones((1, 1, 1))
     >>> pybnorm.reference.forward_inference_inv_variance(x, one, one, one, one).y
     array([[[1., 2., 3.]]])
     """
-    case = _Case("x", x, axis)
+    case = _Case(x, axis, may_be_empty=True)
     alpha, beta = _arguments.scalar(alpha, "alpha"), _arguments.scalar(beta, "beta")
-    scales, offsets = case.parameter("scale", scale, 1.0), case.parameter("bias", bias, 0.0)
-    means, inv_variances = case.parameter("mean", mean), case.parameter("inv_variance", inv_variance)
-    old = case.prior("prior", prior, "beta", beta)
-    y = case.result()
-    if not case.empty:
-        walk = _Walk(case.x, case.mode, 2)
-        for kept in walk.kept_tiles():
-            i = walk.parameter_index(kept)
-            _normalize(
-                walk, kept, case.x, means[i], alpha * (scales[i] * inv_variances[i]), alpha * offsets[i], beta, old, y
-            )
-    return ForwardInference(case.restore(y))
+    means, inverses = case.parameter("mean", mean), case.parameter("inv_variance", inv_variance)
+    return case.normalized(scale, bias, lambda _, i: (_load(means[i]), _load(inverses[i])), alpha, beta, prior)
 
 
 def elemt(
@@ -294,11 +294,6 @@ def elemt(
     ForwardInference
         y.
 
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        Names the argument, its value and what is allowed.
-
     Examples
     --------
     >>> x, two = np.float32([[[1, 2, 3]]]), np.full((1, 1, 1), 2.0)
@@ -310,65 +305,50 @@ def elemt(
     )
 
 
-def _gradient(
-    frozen: bool, x: Array, dy: Array, *, scale: Array | None, mean: Array, variance: Array, alpha: float = 1.0,
+def _gradients(
+    case: _Case, dy: Array, scale: Array | None, statistics: _Statistics, factors: Sequence[float],
+    priors: Sequence[Array | None], *, frozen: bool = False,
+) -> Backward:  # fmt: skip
+    """Blended gradients where mean and inverse deviation are the batch's, or constants if `frozen`."""
+    names = ("alpha", "beta", "alpha_param", "beta_param")
+    alpha, beta, alpha_param, beta_param = map(_arguments.scalar, factors, names)
+    walk, dys, scales = case.walk, case.data("dy", dy), case.parameter("scale", scale, 1.0)
+    old = case.prior("prior_dx", priors[0], "beta", beta)
+    olds = []
+    for name, prior in zip(("prior_dscale", "prior_dbias"), priors[1:], strict=True):
+        read = _prior(name, prior, "beta_param", beta_param)
+        olds.append(None if read is None else case.parameter(name, read))
+    dx, results = case.result(), (np.empty(case.shape), np.empty(case.shape))
+    for kept, i in case.tiles():
+        with np.errstate(invalid="ignore"):  # inf and signalling NaN in x give NaN
+            mean, inverse = statistics(kept, i)
+            dbias, moment = walk.reduce(kept, _gradient_terms, (case.x, dys), (mean,), walk.read)
+        with np.errstate(invalid="ignore", over="ignore"):  # an infinite inverse gives inf and NaN, as in IEEE 754
+            dscale = inverse * moment
+            factor = alpha * (_load(scales[i]) * inverse)
+            if frozen:
+                zero = np.zeros_like(factor)
+                _normalize(walk, kept, dys, zero, factor, zero, beta, old, dx)
+            else:
+                slope, centre = inverse * (dscale / walk.count), dbias / walk.count
+                _input_gradient(walk, kept, case.x, dys, mean, slope, centre, factor, beta, old, dx)
+        for result, values, prior in zip(results, (dscale, dbias), olds, strict=True):
+            result[i] = _blend(alpha_param, values, beta_param, prior, i)
+    return Backward(case.restore(dx), *(result.reshape(case.derived) for result in results))
+
+
+def _given(case: _Case, mean: Array, variance: Array, epsilon: float) -> _Statistics:
+    epsilon, means = _arguments.epsilon(epsilon), case.parameter("mean", mean)
+    variances = case.variance("variance", variance)
+    return lambda _, i: (_load(means[i]), _inverse(_load(variances[i]), epsilon))
+
+
+def backward_frozen(
+    x: Array, dy: Array, *, scale: Array | None, mean: Array, variance: Array, alpha: float = 1.0,
     beta: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0, epsilon: float = 1e-5,
     axis: int | Sequence[int] = 1, prior_dx: Array | None = None, prior_dscale: Array | None = None,
     prior_dbias: Array | None = None,
 ) -> Backward:  # fmt: skip
-    """Gradients where mean and variance are given: constants if `frozen`, else the batch's own."""
-    alpha, beta = _arguments.scalar(alpha, "alpha"), _arguments.scalar(beta, "beta")
-    alpha_param, beta_param = _arguments.scalar(alpha_param, "alpha_param"), _arguments.scalar(beta_param, "beta_param")
-    case = _Case("x", x, axis)
-    if case.empty:
-        raise ArgumentError("x", f"shape {x.shape}", "at least one element per statistic")
-    dys = case.data("dy", dy)
-    prior_dx = case.prior("prior_dx", prior_dx, "beta", beta)
-    named = {"prior_dscale": prior_dscale, "prior_dbias": prior_dbias}
-    read = {name: _prior(name, prior, "beta_param", beta_param) for name, prior in named.items()}
-    olds = [None if prior is None else case.parameter(name, prior) for name, prior in read.items()]
-    means, inv_variances = case.parameter("mean", mean), _given_inverse(case, variance, epsilon)
-    scales = case.parameter("scale", scale, 1.0)
-    dx, dscale, dbias = case.result(), np.empty(case.shape), np.empty(case.shape)
-    walk = _Walk(case.x, case.mode, 2)
-    for kept in walk.kept_tiles():
-        i = walk.parameter_index(kept)
-        dbias[i], moment = walk.reduce(kept, _gradient_terms, (case.x, dys), (means[i],), walk.read)
-        with np.errstate(invalid="ignore", over="ignore"):  # of an infinite inv_variance: inf and NaN, as in IEEE 754
-            dscale[i] = inv_variances[i] * moment
-            factor = alpha * (scales[i] * inv_variances[i])
-            if frozen:
-                zero = np.zeros_like(factor)
-                _normalize(walk, kept, dys, zero, factor, zero, beta, prior_dx, dx)
-            else:
-                slope, centre = inv_variances[i] * (dscale[i] / walk.count), dbias[i] / walk.count
-                _input_gradient(walk, kept, case.x, dys, means[i], slope, centre, factor, beta, prior_dx, dx)
-    everything = (slice(None),)
-    dscale, dbias = (
-        _blend(alpha_param, values, beta_param, old, everything).reshape(case.derived)
-        for values, old in zip((dscale, dbias), olds, strict=True)
-    )
-    return Backward(case.restore(dx), dscale, dbias)
-
-
-def _given(
-    name: str, frozen: bool, doc: str, function: Callable[Concatenate[bool, _P], Backward]
-) -> Callable[_P, Backward]:
-    """A public function: `function` with `frozen` given."""
-
-    def gradient(*arguments: _P.args, **options: _P.kwargs) -> Backward:
-        return function(frozen, *arguments, **options)
-
-    whole = inspect.signature(function)
-    gradient.__signature__ = whole.replace(parameters=list(whole.parameters.values())[1:])  # type: ignore[attr-defined]
-    gradient.__name__ = gradient.__qualname__ = name
-    gradient.__doc__ = doc
-    return gradient
-
-
-backward_frozen = _given(
-    "backward_frozen",
-    True,
     """Gradients of `forward_inference`: the statistics are constants.
 
     With ``c = 1 / sqrt(variance + epsilon)``: ``dx = dy * scale * c``, ``dscale = c * sum(dy * (x - mean))``,
@@ -396,23 +376,25 @@ backward_frozen = _given(
     Backward
         dx, dscale, dbias.
 
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        Names the argument, its value and what is allowed.
-
     Examples
     --------
     >>> x, dy, one = np.float32([[[1, 2, 3]]]), np.float32([[[0, 0, 1]]]), np.ones((1, 1, 1))
     >>> found = pybnorm.reference.backward_frozen(x, dy, scale=one, mean=one, variance=one, epsilon=0)
     >>> found.dx, found.dscale.ravel(), found.dbias.ravel()
     (array([[[0., 0., 1.]]]), array([2.]), array([1.]))
-    """,
-    _gradient,
-)
-training_grad = _given(
-    "training_grad",
-    False,
+    """
+    case = _Case(x, axis)
+    statistics = _given(case, mean, variance, epsilon)
+    factors, priors = (alpha, beta, alpha_param, beta_param), (prior_dx, prior_dscale, prior_dbias)
+    return _gradients(case, dy, scale, statistics, factors, priors, frozen=True)
+
+
+def training_grad(
+    x: Array, dy: Array, *, scale: Array | None, mean: Array, variance: Array, alpha: float = 1.0,
+    beta: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0, epsilon: float = 1e-5,
+    axis: int | Sequence[int] = 1, prior_dx: Array | None = None, prior_dscale: Array | None = None,
+    prior_dbias: Array | None = None,
+) -> Backward:  # fmt: skip
     """Gradients of `forward_training` from the batch mean and biased variance.
 
     With ``c = 1 / sqrt(variance + epsilon)``: ``dbias = sum(dy)``, ``dscale = c * sum(dy * (x - mean))``,
@@ -431,27 +413,16 @@ training_grad = _given(
     Backward
         dx, dscale, dbias.
 
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        Names the argument, its value and what is allowed.
-
     Examples
     --------
     >>> x, dy, one = np.float32([[[1, 2, 3]]]), np.float32([[[0, 0, 1]]]), np.ones((1, 1, 1))
     >>> pybnorm.reference.training_grad(x, dy, scale=one, mean=2 * one, variance=2 / 3 * one, epsilon=0).dx.round(3)
     array([[[ 0.204, -0.408,  0.204]]])
-    """,
-    _gradient,
-)
-
-
-def _given_inverse(case: _Case, variance: Array, epsilon: float) -> Float64Array:
-    epsilon = _arguments.epsilon(epsilon)
-    values = case.parameter("variance", variance)
-    if (values < 0.0).any():
-        raise ArgumentError("variance", f"an element {float(values.min())!r}", "variances >= 0")
-    return _inverse(values, epsilon)
+    """
+    case = _Case(x, axis)
+    statistics = _given(case, mean, variance, epsilon)
+    factors, priors = (alpha, beta, alpha_param, beta_param), (prior_dx, prior_dscale, prior_dbias)
+    return _gradients(case, dy, scale, statistics, factors, priors)
 
 
 def backward_reduce(
@@ -478,11 +449,6 @@ def backward_reduce(
     BackwardReduce
         sum_dy, sum_dy_xmu, dscale, dbias.
 
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        Names the argument, its value and what is allowed.
-
     Examples
     --------
     >>> x, dy = np.float32([[[1, 2, 3]]]), np.float32([[[0, 0, 1]]])
@@ -490,21 +456,19 @@ def backward_reduce(
     >>> found.sum_dy.ravel(), found.sum_dy_xmu.ravel()
     (array([1.]), array([1.]))
     """
-    case = _Case("x", x, axis)
-    dys = case.data("dy", dy)
-    means = case.parameter("mean", mean)
-    inv_variances = None if inv_variance is None else case.parameter("inv_variance", inv_variance)
-    total, moment = np.zeros(means.shape), np.zeros(means.shape)
+    case = _Case(x, axis, may_be_empty=True)
+    dys, means = case.data("dy", dy), case.parameter("mean", mean)
+    inverses = None if inv_variance is None else case.parameter("inv_variance", inv_variance)
+    total, moment = np.zeros(case.shape), np.zeros(case.shape)
+
+    def take(walk: _Walk, kept: Index) -> None:
+        i = walk.parameter_index(kept)
+        total[i], moment[i] = walk.reduce(kept, _gradient_terms, (case.x, dys), (_load(means[i]),), walk.read)
+
     if not case.empty:
-        walk = _Walk(case.x, case.mode, 2)
-
-        def take(walk: _Walk, kept: Index) -> None:
-            i = walk.parameter_index(kept)
-            total[i], moment[i] = walk.reduce(kept, _gradient_terms, (case.x, dys), (means[i],), walk.read)
-
-        walk.each_in_threads(take)
+        case.walk.each_in_threads(take)
+    dscale = None if inverses is None else (moment * _load(inverses)).reshape(case.derived)
     total, moment = total.reshape(case.derived), moment.reshape(case.derived)
-    dscale = None if inv_variances is None else moment * inv_variances.reshape(case.derived)
     return BackwardReduce(total, moment, dscale, total.copy())
 
 
@@ -536,11 +500,6 @@ def gather_stats(
     -------
     GatherStats
         mean, variance, inv_variance, running_mean, running_variance.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        Names the argument, its value and what is allowed.
 
     Examples
     --------
@@ -615,11 +574,6 @@ def backward_elemt(
     ndarray
         dx.
 
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        Names the argument, its value and what is allowed.
-
     Examples
     --------
     >>> x, dy, one = np.float32([[[1, 2, 3]]]), np.float32([[[0, 0, 1]]]), np.ones((1, 1, 1))
@@ -628,20 +582,16 @@ def backward_elemt(
     ... ).round(3)
     array([[[ 0.   , -0.333,  0.333]]])
     """
-    case = _Case("x", x, axis)
+    case = _Case(x, axis, may_be_empty=True)
     dys = case.data("dy", dy)
     alpha, beta = _arguments.scalar(alpha, "alpha"), _arguments.scalar(beta, "beta")
     count = _arguments.count(count, "count", 1)
-    means, inv_variances = case.parameter("mean", mean), case.parameter("inv_variance", inv_variance)
-    scales = case.parameter("scale", scale, 1.0)
-    centre = case.parameter("sum_dy", sum_dy) / count
-    slope = inv_variances * inv_variances * (case.parameter("sum_dy_xmu", sum_dy_xmu) / count)
-    old = case.prior("prior", prior, "beta", beta)
-    dx = case.result()
-    if not case.empty:
-        walk = _Walk(case.x, case.mode, 2)
-        for kept in walk.kept_tiles():
-            i = walk.parameter_index(kept)
-            factor = alpha * (scales[i] * inv_variances[i])
-            _input_gradient(walk, kept, case.x, dys, means[i], slope[i], centre[i], factor, beta, old, dx)
+    vectors = {"mean": mean, "inv_variance": inv_variance, "sum_dy": sum_dy, "sum_dy_xmu": sum_dy_xmu}
+    checked = [case.parameter(name, vector) for name, vector in vectors.items()]
+    checked.append(case.parameter("scale", scale, 1.0))
+    old, dx = case.prior("prior", prior, "beta", beta), case.result()
+    for kept, i in case.tiles():
+        means, inverses, total, moment, scales = (_load(vector[i]) for vector in checked)
+        slope, factor = inverses * inverses * (moment / count), alpha * (scales * inverses)
+        _input_gradient(case.walk, kept, case.x, dys, means, slope, total / count, factor, beta, old, dx)
     return case.restore(dx)

@@ -84,11 +84,6 @@ def iterate_blocks(
     iterator of Block
         Each with index, parameter_index, float64 blocks, float64 parameters.
 
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        A shape, dtype or mode that is not allowed.
-
     Examples
     --------
     Write ``|x - mean|`` without a temporary of x's size::
@@ -98,19 +93,13 @@ def iterate_blocks(
             values -= mu
             out[block.index] = np.abs(values, out=values)
     """
-    return _blocks(arrays, mode, parameters, 0, 1)
+    return share_of_blocks(arrays, mode, parameters, 0, 1)
 
 
 def share_of_blocks(
     arrays: Sequence[Array], mode: Mode | int | str, parameters: Sequence[Array], number: int, shares: int
 ) -> Iterator[Block]:
     """Give one of so many runs of statistics that `iterate_blocks` is divided into, for threads."""
-    return _blocks(arrays, mode, parameters, number, shares)
-
-
-def _blocks(
-    arrays: Sequence[Array], mode: Mode | int | str, parameters: Sequence[Array], number: int, shares: int
-) -> Iterator[Block]:
     walk, arrays, parameters = _walk(arrays, mode, parameters)
     tiles = list(walk.kept_tiles())
     for kept in tiles[len(tiles) * number // shares : len(tiles) * (number + 1) // shares]:
@@ -145,22 +134,9 @@ def reduce_blocks(
     tuple of ndarray
         One float64 array of the derived shape for each array that `function` gives.
 
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        A shape, dtype or mode that is not allowed.
-
     Examples
     --------
-    Sums of ``|x|`` and ``x**2``, and of ``|dy|`` and ``|dy * x_hat|``::
-
-        def moments(x):
-            np.abs(x, out=x)
-            yield x
-            x *= x
-            yield x
-
-        abs_x, squares = reduce_blocks(moments, (x,), mode)
+    Sums of ``|dy|`` and ``|dy * x_hat|``::
 
         def gradients(dy, x, mean, inv):
             np.abs(dy, out=dy)

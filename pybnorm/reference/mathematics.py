@@ -1,27 +1,16 @@
-"""The reference's results, checks of its arguments, and its formulas for one tile."""
+"""The reference's results, and its formulas for one tile."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm import _arguments
-from pybnorm.enums import DataType, Mode
 from pybnorm.errors import ArgumentError
-from pybnorm.reference.blocks import _data, _parameter, _Read, _Walk
-from pybnorm.reference.rounding import Array, Float64Array, Index, _cut, _load, _plain, _store
-
-
-class Derived(NamedTuple):
-    """Result of `derive`."""
-
-    dims: tuple[int, ...]
-    """Shape of scale, bias and statistics."""
-    data_type: DataType
-    """float64 for float64 data, else float32."""
+from pybnorm.reference.blocks import _Read, _Walk
+from pybnorm.reference.rounding import Array, Float64Array, Index, _cut, _load
 
 
 class ForwardTraining(NamedTuple):
@@ -69,75 +58,9 @@ def _prior(argument: str, array: Array | None, beta_name: str, beta: float) -> A
     return array
 
 
-def _outputs(out: Mapping[str, Array] | None, allowed: Sequence[str]) -> dict[str, Array]:
-    """Check `out` except for shapes: names, arrays, dtypes, writability, no element twice."""
-    if out is None:
-        return {}
-    _arguments.instance(out, Mapping, "out", "a mapping from result names to arrays")
-    for name, given in out.items():
-        if name not in allowed:
-            raise ArgumentError("out", f"key {name!r}", "keys among " + ", ".join(allowed))
-        argument = f"out[{name!r}]"
-        _arguments.instance(given, np.ndarray, argument, "a NumPy array")
-        array = _plain(given)
-        _arguments.data_type(array.dtype, argument)
-        if not array.flags.writeable:
-            raise ArgumentError(argument, "a read-only array", "a writable array")
-        # NumPy's stride of an axis of length 1 is arbitrary, and unused.
-        steps = [abs(s) if d > 1 else array.itemsize for s, d in zip(array.strides, array.shape, strict=True)]
-        if any(s % array.itemsize for s in steps):
-            raise ArgumentError(argument, f"byte strides {array.strides}", f"multiples of {array.itemsize}")
-        _arguments.strides([s // array.itemsize for s in steps], array.shape, argument)
-    return dict(out)
-
-
-def _data_result(out: Mapping[str, Array], name: str, x: Array) -> Array:
-    if name not in out:
-        return np.empty_like(x, dtype=np.float64, subok=False)
-    _data(f"out[{name!r}]", out[name], x.shape)
-    return out[name]
-
-
-class _ParameterResult:
-    """A result of derived shape: the array to return, and a view of it in that shape."""
-
-    def __init__(self, out: Mapping[str, Array], name: str, derived: tuple[int, ...]) -> None:
-        self.array = out[name] if name in out else np.empty(derived)
-        self._view = _parameter(f"out[{name!r}]", self.array, derived)
-
-    def store(self, index: Index, values: Float64Array) -> None:
-        _store(self._view, index, values)
-
-
-def _disjoint(outputs: Mapping[str, Array], inputs: Mapping[str, Array | None], own: Mapping[str, str]) -> None:
-    """Refuse outputs that overlap an input or another output. An output may be its own prior value (`own`)."""
-    regions = []
-    for name, array in inputs.items():
-        output = outputs.get(own.get(name, ""))
-        if array is not None and (output is None or _place(output) != _place(array)):
-            regions.append(_region(name, array))
-    _arguments.disjoint([_region(f"out[{name!r}]", a) for name, a in outputs.items()], regions)
-
-
-def _place(array: Array) -> tuple[object, ...]:
-    """A key that is equal for arrays with the same elements in the same order, ignoring axes of length 1."""
-    steps = [(d, s) for d, s in zip(array.shape, array.strides, strict=True) if d > 1]
-    return array.ctypes.data, steps, array.dtype
-
-
-def _region(name: str, array: Array) -> _arguments.Region:
-    # With a negative stride the first element is the last in memory.
-    start = array.ctypes.data + sum((d - 1) * s for d, s in zip(array.shape, array.strides, strict=True) if s < 0)
-    return _arguments.Region(name, start, array.shape, tuple(abs(s) for s in array.strides), array.itemsize)
-
-
-def _not_negative(argument: str, walk: _Walk, variance: Array) -> None:
-    for kept in walk.kept_tiles():
-        index = walk.parameter_index(kept)
-        values = _load(variance[index])
-        if (values < 0.0).any():
-            first = float(values[values < 0.0][0])
-            raise ArgumentError(argument, f"an element {first!r}", "variances >= 0")
+def _not_negative(argument: str, variance: Float64Array) -> None:
+    if (variance < 0.0).any():
+        raise ArgumentError(argument, f"an element {float(variance[variance < 0.0][0])!r}", "variances >= 0")
 
 
 def _statistics(walk: _Walk, kept: Index, x: Array) -> tuple[Float64Array, Float64Array]:
@@ -192,7 +115,7 @@ def _write(walk: _Walk, index: Index, values: Float64Array, beta: float, prior: 
         old = walk.load(1, prior, index)
         old *= beta
         values += old
-    _store(target, index, values)
+    target[index] = values
 
 
 def _normalize(
@@ -214,42 +137,6 @@ def _normalize(
         block *= _cut(factor, block.shape)
         block += _cut(offset, block.shape)
         _write(walk, index, block, beta, prior, y)
-
-
-def derive(dims: Sequence[int], data_type: DataType | str | npt.DTypeLike, mode: Mode | int | str) -> Derived:
-    """Shape and dtype of scale, bias and statistics.
-
-    As by ``cudnnDeriveBNTensorDescriptor`` and ``miopenDeriveBNTensorDescriptor``, except that MIOpen returns float32
-    for float64 data too.
-
-    Parameters
-    ----------
-    dims : sequence of int
-        Shape of x, (N, C, spatial...), rank 2 to 8.
-    data_type : DataType, str or dtype
-        dtype of x.
-    mode : Mode
-        `PER_ACTIVATION` keeps every axis but N; `SPATIAL` and `SPATIAL_PERSISTENT` keep C.
-
-    Returns
-    -------
-    Derived
-        dims, with 1 in the reduced axes; data_type, float64 for float64 x, else float32.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        Names the argument, its value and what is allowed.
-
-    Examples
-    --------
-    >>> pybnorm.reference.derive((8, 64, 32, 32), "bf16", "spatial")
-    Derived(dims=(1, 64, 1, 1), data_type=DataType.FLOAT32)
-    """
-    bn_mode = _arguments.mode(mode)
-    shape = _arguments.dims(dims)
-    dtype = _arguments.data_type(data_type, "data_type")
-    return Derived(_arguments.derived_dims(shape, bn_mode), _arguments.derived_data_type(dtype))
 
 
 def _input_gradient(

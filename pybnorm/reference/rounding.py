@@ -18,7 +18,6 @@ Index: TypeAlias = tuple[slice, ...]
 ARRAYS = (np.ndarray, Foreign)
 """What data may be; `Foreign` is not offered to callers, who have arrays."""
 
-
 _NUMPY_TYPES = {
     np.dtype(np.float32): DataType.FLOAT32,
     np.dtype(np.float64): DataType.FLOAT64,
@@ -57,13 +56,8 @@ def _known_type(dtype: np.dtype[Any], argument: str = "dtype") -> DataType:
 
 
 def _load(part: Array) -> Float64Array:
-    result: Float64Array
-    part = on_host(part)
-    if part.dtype == np.float64:
-        result = part.astype(np.float64)
-        return result
     with np.errstate(invalid="ignore"):
-        result = part.astype(np.float64)
+        result: Float64Array = on_host(part).astype(np.float64)
     return result
 
 
@@ -84,11 +78,6 @@ def round_to(values: Float64Array, dtype: npt.DTypeLike) -> Array:
     -------
     ndarray
         A new array of `dtype`; overflow gives inf.
-
-    Raises
-    ------
-    ArgumentTypeError
-        Any other dtype.
 
     Examples
     --------
@@ -114,7 +103,3 @@ def round_to(values: Float64Array, dtype: npt.DTypeLike) -> Array:
     bits |= back != values  # the last bit says "inexact"; a NaN stays one
     with np.errstate(over="ignore", under="ignore"):
         return narrow.astype(target)
-
-
-def _store(target: Array, index: Index, values: Float64Array) -> None:
-    target[index] = values if target.dtype == np.float64 else round_to(values, target.dtype)

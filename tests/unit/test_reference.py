@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tables import table
 
 from pybnorm import reference
-from pybnorm.enums import DataType, Mode
+from pybnorm.enums import Mode
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 from pybnorm.reference import blocks as walk
 
@@ -121,17 +121,6 @@ def close(got, expected, magnitude=1.0, units=40):
     error = np.abs(np.asarray(got, dtype=np.longdouble) - expected)
     bound = units * U64 * np.maximum(np.abs(expected), magnitude)
     assert np.all(error <= bound), f"error {np.max(error / bound) * units} units"
-
-
-# ---------------------------------------------------------------- derive
-
-
-@table("mode", MODES)
-@table("shape", SHAPES)
-def test_derive(shape, mode):
-    for dtype in ("f16", "bf16", "f32", np.dtype(np.float32), DataType.FLOAT32):
-        assert reference.derive(shape, dtype, mode) == (derived(shape, mode), DataType.FLOAT32)
-    assert reference.derive(shape, np.float64, mode) == (derived(shape, mode), DataType.FLOAT64)
 
 
 # ---------------------------------------------------------------- against the naive formula
@@ -305,7 +294,7 @@ def test_long_reductions_do_not_lose_digits():
         np.broadcast_to(row, (400_000, 1, 10)),
         np.tile(row, 100_000).reshape(-1, 1),
     ):
-        got = reference.forward_training(x, np.ones(1), np.zeros(1), out={"y": np.empty(x.shape, np.float16)})
+        got = reference.forward_training(x, np.ones(1), np.zeros(1))
         assert abs(Fraction(got.saved_mean.item()) - mean) <= 2 * U64 * abs(mean)
         assert abs(Fraction(got.variance.item()) - variance) <= 4 * U64 * variance
 
@@ -387,7 +376,6 @@ def test_signalling_nan_is_a_nan_and_silent(dtype, bits):
     assert np.isnan(got.dbias).tolist() == [[False, False, True]]
     assert np.isnan(reference.forward_inference(x, *np.ones((4, 3))).y).sum() == 1
     assert np.isnan(reference.forward_inference(np.ones((4, 3)), x[1], *np.ones((3, 3))).y).sum() == 4
-    assert np.isnan(reference.axpby(1.0, x, 1.0, x)).sum() == 1
     assert sum(np.isnan(b.arrays[0]).sum() for b in reference.iterate_blocks((x,), Mode.SPATIAL)) == 1
 
 
@@ -452,17 +440,15 @@ def test_blending(mode, alpha, beta, blocks):
             reference.forward_training(x, scale, bias, **p, **priors).y,
             reference.forward_inference(x, scale, bias, mean, variance, **p, **priors).y,
             *reference.backward(x, dy, scale, **q),
-            reference.axpby(alpha, x, beta, *priors.values()),
         )
 
     plain = (
         reference.forward_training(x, scale, bias, mode=mode).y,
         reference.forward_inference(x, scale, bias, mean, variance, mode=mode).y,
         *reference.backward(x, dy, scale, mode=mode),
-        x,
     )
-    old = (prior, prior, prior, prior_scale, prior_bias, prior)
-    factors = (of_data, of_data, of_data, of_parameters, of_parameters, of_data)
+    old = (prior, prior, prior, prior_scale, prior_bias)
+    factors = (of_data, of_data, of_data, of_parameters, of_parameters)
     for priors in ({"prior": prior}, {}) if beta == 0 else ({"prior": prior},):  # which may be left out
         for got, result, before, (a, b) in zip(calls(**priors), plain, old, factors, strict=True):
             close(got, a * result + (b * before if b else 0.0), 10 * np.max(np.abs(result)))
@@ -508,73 +494,6 @@ def test_one_element_per_statistic():
         assert np.all(got.variance == 0.0)
         np.testing.assert_array_equal(got.saved_mean.ravel(), x.ravel())
         assert np.all(reference.backward(x, x, ones, mode=mode).dx == 0.0)
-
-
-# ---------------------------------------------------------------- outputs of the caller
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_outputs_of_the_caller_are_filled_and_rounded_once(dtype, layout, blocks):
-    shape = (4, 3, 5)
-    x, dy, ones = random(shape, seed=1), random(shape, seed=2), np.ones(3)
-    running = {"running_mean": random(3, seed=3), "running_variance": random(3, seed=4) ** 2}
-
-    def empty(rank):
-        return laid_out(np.full(shape if rank else (3,), 7.0, dtype), layout if rank else "gaps")
-
-    for function, arguments in (
-        (reference.forward_training, ((x, ones, ones), running)),
-        (reference.backward, ((x, dy, ones), {})),
-        (reference.forward_inference, ((x, ones, ones, ones, ones), {})),
-    ):
-        fresh = function(*arguments[0], **arguments[1])
-        out = {name: empty(value.shape == shape) for name, value in fresh._asdict().items()}
-        got = function(*arguments[0], **arguments[1], out=out)
-        for name, value in got._asdict().items():
-            assert value is out[name]
-            np.testing.assert_array_equal(
-                value.reshape(getattr(fresh, name).shape), reference.round_to(getattr(fresh, name), dtype)
-            )
-        if layout == "gaps":
-            big = next(iter(out.values())).base
-            assert np.all(np.isnan(big[::2].astype(float)))  # what lies between stays
-    out = empty(True)
-    assert reference.axpby(2.0, x, 0.0, out=out) is out
-    np.testing.assert_array_equal(out, reference.round_to(2 * x, dtype))
-
-
-def test_outputs_may_be_their_own_prior_values():
-    shape = (6, 3, 4)
-    x, dy, ones = random(shape, np.float32, 1), random(shape, np.float32, 2), np.ones(3)
-    y, mean, variance = random(shape, np.float32, 3), random(3, np.float32, 4), random(3, np.float32, 5) ** 2
-    running = {"running_mean": mean.copy(), "running_variance": variance.copy()}
-    fresh = reference.forward_training(x, ones, ones, beta=0.5, prior=y.copy(), **running)
-    reference.forward_training(
-        x,
-        ones,
-        ones,
-        beta=0.5,
-        prior=y,
-        running_mean=mean,
-        running_variance=variance,
-        out={"y": y, "running_mean": mean, "running_variance": variance},
-    )
-    np.testing.assert_array_equal(y, fresh.y.astype(np.float32))
-    np.testing.assert_array_equal(mean, fresh.running_mean.ravel().astype(np.float32))
-    np.testing.assert_array_equal(variance, fresh.running_variance.ravel().astype(np.float32))
-
-    dx, dscale = random(shape, np.float32, 6), random((1, 3, 1), np.float32, 7)
-    prior = {"beta": 2.0, "beta_param": 3.0, "prior_dbias": ones}
-    expected = reference.backward(x, dy, ones, prior_dx=dx.copy(), prior_dscale=dscale.copy(), **prior)
-    reference.backward(x, dy, ones, prior_dx=dx, prior_dscale=dscale, **prior, out={"dx": dx, "dscale": dscale})
-    np.testing.assert_array_equal(dx, expected.dx.astype(np.float32))
-    np.testing.assert_array_equal(dscale, expected.dscale.astype(np.float32))
-
-    z = random(shape, np.float32, 8)
-    blended = reference.axpby(2.0, x, 3.0, z.copy())
-    assert reference.axpby(2.0, x, 3.0, z, out=z) is z
-    np.testing.assert_array_equal(z, blended.astype(np.float32))
 
 
 def test_fresh_results_follow_the_layout_of_x():
@@ -645,39 +564,25 @@ NASTY = [
 
 @pytest.mark.parametrize(("shape", "layout", "mode"), NASTY, ids=str)
 def test_extra_memory_is_bounded(shape, layout, mode):
-    """All results go into the caller's arrays, so that everything traced is extra."""
+    """Nothing but the results stays."""
     x = laid_out((np.arange(math.prod(shape), dtype=np.uint16) & 0x3FFF).view(HALF).reshape(shape), layout)
-    parameter = np.ones(derived(shape, mode), HALF)
-    running = {"running_mean": parameter, "running_variance": parameter} if count(shape, mode) > 1 else {}
-    y = np.empty_like(x)
-    training = [f for f in reference.ForwardTraining._fields if f != "y" and (running or "running" not in f)]
-    outs = {name: np.empty_like(parameter) for name in {*training, "dscale", "dbias"}}
+    p = np.ones(derived(shape, mode), HALF)
+    running = {"running_mean": p, "running_variance": p} if count(shape, mode) > 1 else {}
     tracemalloc.start()
     try:
         for call in (
-            lambda: reference.forward_training(
-                x,
-                parameter,
-                parameter,
-                mode=mode,
-                beta=1,
-                prior=y,
-                **running,
-                out={f: outs[f] for f in training} | {"y": y},
-            ),
-            lambda: reference.forward_inference(x, parameter, parameter, parameter, parameter, mode=mode, out={"y": y}),
-            lambda: reference.backward(
-                x, x, parameter, mode=mode, out={"dx": y, "dscale": outs["dscale"], "dbias": outs["dbias"]}
-            ),
-            lambda: reference.axpby(1.0, x, 1.0, y, out=y),
+            lambda: reference.forward_training(x, p, p, mode=mode, beta=1, prior=x, **running),
+            lambda: reference.forward_inference(x, p, p, p, p, mode=mode),
+            lambda: reference.backward(x, x, p, mode=mode),
         ):
             tracemalloc.reset_peak()
             before = tracemalloc.get_traced_memory()[0]
-            call()
-            extra = tracemalloc.get_traced_memory()[1] - before
+            results = call()
+            extra = tracemalloc.get_traced_memory()[1] - before - sum(a.nbytes for a in results if a is not None)
             # The promise is 128 MiB for any input; a block walk needs a small part of it, and a float64 copy
             # of an array of this size more than this.
-            assert extra < 6 * MEBIBYTE, f"{extra / MEBIBYTE:.0f} MiB"
+            assert extra < 16 * MEBIBYTE, f"{extra / MEBIBYTE:.0f} MiB"
+            del results
     finally:
         tracemalloc.stop()
 
@@ -785,12 +690,6 @@ def test_walk_refuses_bad_arguments():
 X, V = random((4, 3, 2, 2), np.float32, 1), np.ones(3)
 
 
-def read_only(array):
-    array = array.copy()
-    array.flags.writeable = False
-    return array
-
-
 NEGATIVE = np.array([1.0, -0.25, np.nan])
 TRAINING = {
     "x": [[1.0], X[0, 0, 0], X.astype(np.int32), np.ones((1,) * 9), np.ones((2, 0)), X.astype(np.complex64)],
@@ -805,9 +704,6 @@ TRAINING = {
     "running_variance": [None, np.ones((2, 3))],
     "unbiased": [1, None],
     "prior": [None, X[:2], X.astype(int), 0.0],
-    "out": [[X], {"z": X}],
-    "out['y']": [X.tolist(), X.astype(int), read_only(X), X[:, :, :1], np.ones(X.shape, np.uint8)],
-    "out['saved_mean']": [np.ones(4), np.ones((3, 1), np.int8)],
 }
 
 
@@ -817,7 +713,7 @@ def like(*names):
 
 INFERENCE = like("x", "scale", "bias", "mode", "alpha", "beta", "epsilon", "running_mean", "prior", "out['y']") | {
     "running_variance": [None, np.ones(2), NEGATIVE],
-    "out": [*TRAINING["out"], {"saved_mean": V}],
+    "prior": TRAINING["prior"],
 }
 BACKWARD = like("x", "scale", "mode", "alpha", "beta", "epsilon") | {
     "dy": [None, X[:3], X.astype(np.float64), X.astype(int)],
@@ -828,108 +724,39 @@ BACKWARD = like("x", "scale", "mode", "alpha", "beta", "epsilon") | {
     "prior_dx": TRAINING["prior"],
     "prior_dscale": [None, np.ones(4), 1.0],
     "prior_dbias": [None, np.ones((1, 4, 1, 1))],
-    "out": [*TRAINING["out"], {"y": X}],
-    "out['dx']": TRAINING["out['y']"],
-    "out['dscale']": [np.ones(4), np.zeros(3, np.int32), read_only(V)],
-    "out['dbias']": [np.ones((2, 3))],
 }
-AXPBY = {
-    "a": TRAINING["alpha"],
-    "b": TRAINING["beta"],
-    "x": TRAINING["x"],
-    "y": [None, X[:2], X.astype(int)],
-    "out['out']": TRAINING["out['y']"],
-}
-
-
-CALLS = {  # inputs and outputs that blend and write everywhere, and what is wrong
-    reference.forward_training: (
-        "x scale bias running_mean running_variance prior beta",
-        "y saved_mean saved_inv_variance running_mean running_variance variance",
-        TRAINING,
-    ),
-    reference.forward_inference: ("x scale bias running_mean running_variance prior beta", "y", INFERENCE),
-    reference.backward: (
-        "x dy scale saved_mean saved_inv_variance beta beta_param prior_dx prior_dscale prior_dbias",
-        "dx dscale dbias",
-        BACKWARD,
-    ),
-    reference.axpby: ("a x b y", "out", AXPBY),
-}
-GOOD = {"x": X, "dy": X + 2, "y": X + 1, "prior": X + 1, "prior_dx": X + 1}
-GOOD |= dict.fromkeys(("a", "b", "beta", "beta_param"), 1.0)
-
-
-def good_arguments(function):
-    """Arguments that pass, and the arrays that are written."""
-    inputs, outputs, _ = CALLS[function]
-    out = {n: np.full(X.shape if n in ("y", "dx", "out") else 3, 7, np.float32) for n in outputs.split()}
-    return {n: GOOD.get(n, V) for n in inputs.split()} | {"out": out.get("out", out)}, list(out.values())
+FORWARD = {"x": X, "scale": V, "bias": V, "running_mean": V, "running_variance": V, "beta": 1.0, "prior": X + 1}
+GRADIENT = {"x": X, "dy": X + 2, "scale": V, "saved_mean": V, "saved_inv_variance": V, "beta": 1.0, "beta_param": 1.0}
+CALLS = [
+    (reference.forward_training, FORWARD, TRAINING),
+    (reference.forward_inference, FORWARD, INFERENCE),
+    (reference.backward, GRADIENT | {"prior_dx": X + 1, "prior_dscale": V, "prior_dbias": V}, BACKWARD),
+]
 
 
 @table(
-    ("function", "argument", "value"),
-    [(f, argument, value) for f, (*_, wrong) in CALLS.items() for argument in wrong for value in wrong[argument]],
+    ("function", "good", "argument", "value"),
+    [
+        pytest.param(function, good, argument, value, id=f"{function.__name__}-{argument}-{i}")
+        for function, good, bad in CALLS
+        for argument, values in bad.items()
+        for i, value in enumerate(values)
+    ],
 )
-def test_bad_arguments_are_named_and_write_nothing(function, argument, value):
-    arguments, written = good_arguments(function)
-    if argument.startswith("out[") and argument != "out['out']":
-        arguments["out"] = arguments["out"] | {argument[5:-2]: value}
-    else:
-        arguments[argument.partition("[")[0]] = value
+def test_bad_arguments_are_named(function, good, argument, value):
+    function(**good)  # else the rest proves nothing
     with pytest.raises(ArgumentError) as info:
-        function(**arguments)
+        function(**good | {argument: value})
     assert info.value.argument == argument
     assert info.value.value
     assert info.value.value in str(info.value)
     assert info.value.allowed
-    assert all(np.all(array == 7) for array in written)
-
-
-@pytest.mark.parametrize("function", CALLS, ids=lambda f: f.__name__)
-def test_good_arguments_are_accepted(function):
-    """Else the test above proves nothing."""
-    arguments, written = good_arguments(function)
-    function(**arguments)
-    assert not any(np.any(array == 7) for array in written)
 
 
 def test_negative_running_variance_says_which():
     with pytest.raises(ArgumentError, match=r"running_variance: .*-0\.25"):
         reference.forward_inference(X, V, V, V, NEGATIVE)
     reference.forward_inference(X, V, V, V, np.array([-0.0, np.nan, 1.0]))  # -0 and NaN are none
-
-
-@pytest.mark.parametrize("shift", [0, 1, 5])
-def test_outputs_that_overlap_are_refused(shift):
-    """An input, another output, or a prior value that is not exactly the output."""
-    memory = np.zeros(X.size + shift, np.float32)
-    x, y = memory[: X.size].reshape(X.shape), memory[shift:].reshape(X.shape)
-    with pytest.raises(ArgumentError, match=r"out\['y'\]: .*overlaps x"):
-        reference.forward_training(x, V, V, out={"y": y})
-    with pytest.raises(ArgumentError, match=r"out\['dx'\]: .*overlaps dy"):
-        reference.backward(X, x, V, out={"dx": y})
-    if shift:
-        with pytest.raises(ArgumentError, match=r"out\['y'\]: .*overlaps prior"):
-            reference.forward_inference(X, V, V, V, V, beta=1.0, prior=x, out={"y": y})
-    small, second = np.zeros(5), min(shift, 2)
-    with pytest.raises(ArgumentError, match="overlaps"):
-        reference.backward(X, X, V, out={"dscale": small[:3], "dbias": small[second : second + 3]})
-    stepped = np.lib.stride_tricks.as_strided(memory, X.shape, (4, 4, 4, 4))
-    with pytest.raises(ArgumentError, match=r"out\['y'\]: .*overlap"):
-        reference.forward_training(X, V, V, out={"y": stepped})
-
-
-def test_interleaved_views_of_one_buffer_are_allowed():
-    memory = np.zeros((4, 6, 2, 2), np.float32)
-    x, y = memory[:, ::2], memory[:, 1::2]
-    x[...] = X
-    reference.forward_training(x, V, V, out={"y": y})
-    np.testing.assert_array_equal(x, X)
-    np.testing.assert_array_equal(y, reference.forward_training(X, V, V).y.astype(np.float32))
-    reversed_x = memory[::-1, ::2]
-    with pytest.raises(ArgumentError, match="overlaps x"):
-        reference.forward_training(reversed_x, V, V, out={"y": x})
 
 
 @pytest.mark.parametrize("bad", [object(), 1.0, b"x"])
