@@ -1,21 +1,23 @@
-"""The layer: its constructors and its calls."""
+"""The layer: its constructors, its statistics in the memory of a device, and its calls."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from pybnorm import _arguments
+from pybnorm import _arguments, defects, devices
+from pybnorm._arrays import CPU, Buffer
 from pybnorm._core import Handle, TensorDescriptor, derive_bn_tensor_descriptor
+from pybnorm._words import OperationWord
 from pybnorm.devices import Device
-from pybnorm.enums import Mode
-from pybnorm.errors import ArgumentError
-from pybnorm.layer.info import STATISTICS, Info
-from pybnorm.layer.staged import StagedLayer
+from pybnorm.enums import DataType, Mode, Operation
+from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError
+from pybnorm.layer.info import PROPAGATE_NAN, STATISTICS, BiasScaleProperties, Info
 
 
-class BatchNorm(StagedLayer):
+class BatchNorm:
     """A batch-norm layer with running and saved statistics in the device's memory.
 
     `per_activation`, `spatial`, `spatial_persistent` and `restore` make layers. A layer owns its four statistics from
@@ -42,6 +44,35 @@ class BatchNorm(StagedLayer):
     (array([[[[ 0.204, -0.408,  0.204]]]], dtype=float32), array([1.], dtype=float32))
     """
 
+    def __init__(
+        self,
+        handle: Handle,
+        mode: object,
+        *,
+        epsilon: float = 1e-5,
+        exponential_average_factor: float = 0.1,
+        initial_running_variance: float = 1.0,
+        device: Device | None = None,
+    ) -> None:
+        _arguments.instance(handle, Handle, "handle", "a Handle")
+        if handle.closed:
+            raise ClosedError("handle")
+        self._handle = handle
+        self._mode = _arguments.mode(mode)
+        self._epsilon = _arguments.epsilon(epsilon)
+        self._factor = _arguments.factor(exponential_average_factor)
+        self._initial_running_variance = _not_negative(initial_running_variance, "initial_running_variance")
+        if device is not None and not all(hasattr(type(device), n) for n in ("device_type", "from_numpy", "stream")):
+            raise ArgumentTypeError("device", device, "a device of pybnorm.devices")
+        self._device = device
+        library = handle.library
+        # The vendor's entry point, unless that has defects: another algorithm may have none.
+        self._algorithm = "auto" if defects._of_library(library) else None
+        self._derived: TensorDescriptor | None = None
+        self._state: dict[str, Any] = {}  # Buffer by name
+        self._has_saved = False
+        self._closed = False
+
     @classmethod
     def per_activation(cls, handle: Handle, **options: Any) -> BatchNorm:
         """A layer with statistics of shape (1, C, spatial...), each over N (gocudnn's ``PreStagePerActivation``).
@@ -58,14 +89,6 @@ class BatchNorm(StagedLayer):
             The device that holds the statistics. Default: the CPU. Required on a GPU. There the handle must use its
             stream (``handle.set_stream(device.stream)``), so that copies come after calls.
 
-        Returns
-        -------
-        BatchNorm
-
-        Raises
-        ------
-        ArgumentError, ArgumentTypeError
-
         Examples
         --------
         >>> with pybnorm.Handle("native") as handle, pybnorm.layer.BatchNorm.per_activation(handle) as layer:
@@ -77,24 +100,7 @@ class BatchNorm(StagedLayer):
 
     @classmethod
     def spatial(cls, handle: Handle, **options: Any) -> BatchNorm:
-        """A layer with statistics of shape (1, C, 1...), each over N and space (gocudnn's ``PreStageSpatial``).
-
-        Parameters
-        ----------
-        handle, epsilon, exponential_average_factor, initial_running_variance, device
-            As in `per_activation`.
-
-        Returns
-        -------
-        BatchNorm
-
-        Examples
-        --------
-        >>> with pybnorm.Handle("native") as handle, pybnorm.layer.BatchNorm.spatial(handle) as layer:
-        ...     layer.stage(np.ones((2, 3, 4, 5), np.float32))
-        ...     layer.bias_scale_properties().dims
-        (1, 3, 1, 1)
-        """
+        """As `per_activation`, of shape (1, C, 1...), each over N and space (gocudnn's ``PreStageSpatial``)."""
         return cls(handle, Mode.SPATIAL, **options)
 
     @classmethod
@@ -103,15 +109,6 @@ class BatchNorm(StagedLayer):
 
         Often faster, with a narrower range of values: large finite x may overflow to NaN or infinity. Other backends
         refuse it when staged.
-
-        Parameters
-        ----------
-        handle, epsilon, exponential_average_factor, initial_running_variance, device
-            As in `per_activation`.
-
-        Returns
-        -------
-        BatchNorm
 
         Examples
         --------
@@ -127,28 +124,12 @@ class BatchNorm(StagedLayer):
 
         Parameters
         ----------
-        handle : Handle
-            Of any backend; borrowed.
+        handle, device
+            As in `per_activation`.
         info : Info
         mode : Mode, optional
             Default: that of `info`. SPATIAL and cuDNN's SPATIAL_PERSISTENT may replace each other: they compute the
             same.
-        device : Device, optional
-            As in `per_activation`.
-
-        Returns
-        -------
-        BatchNorm
-
-        Raises
-        ------
-        ArgumentError, ArgumentTypeError
-        UnsupportedError
-            The backend has no such mode.
-
-        Notes
-        -----
-        Vendor symbols: see `pybnorm.derive_bn_tensor_descriptor`. Waits for the copies of the statistics.
 
         Examples
         --------
@@ -164,13 +145,8 @@ class BatchNorm(StagedLayer):
         chosen = info.mode if mode is None else _arguments.mode(mode)
         if (chosen == Mode.PER_ACTIVATION) != (info.mode == Mode.PER_ACTIVATION):
             raise ArgumentError("mode", chosen, f"a mode of the same mathematics as that of info, {info.mode.name}")
-        layer = cls(
-            handle,
-            chosen,
-            epsilon=info.epsilon,
-            exponential_average_factor=info.exponential_average_factor,
-            device=device,
-        )
+        options = {"epsilon": info.epsilon, "exponential_average_factor": info.exponential_average_factor}
+        layer = cls(handle, chosen, device=device, **options)
         # Deriving from the derived shape gives it back, and applies the backend's rules for mode and dtype.
         derived = derive_bn_tensor_descriptor(TensorDescriptor(handle.backend, info.data_type, info.dims), chosen)
         layer._allocate(derived, {name: getattr(info, name) for name in STATISTICS})
@@ -178,114 +154,217 @@ class BatchNorm(StagedLayer):
         layer._has_saved = bool(np.any(info.saved_inv_variance != 0))
         return layer
 
-    # ------------------------------------------------------------ calls
-
-    def forward_training(
-        self,
-        x: Any,
-        scale: Any,
-        bias: Any,
-        y: Any,
-        *,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        exponential_average_factor: float | None = None,
-        unbiased: bool = True,
-        epsilon: float | None = None,
-        workspace: Any = None,
-    ) -> None:
-        """Normalize by the statistics of the batch; update the running statistics and save the batch's for `backward`.
-
-        ``y = alpha * (scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y``,
-        ``running = (1 - factor) * running + factor * batch``.
+    def stage(self, x: Any) -> None:
+        """Derive the shape of the statistics from x, allocate them, and write their initial values.
 
         Parameters
         ----------
-        x : array, shape (N, C, spatial...)
-            At least two elements per statistic.
-        scale, bias : array
-            As `bias_scale_properties` says.
-        y : array, shape and dtype of x
-            Written. Read only if `beta` is not 0.
-        alpha, beta : float
-        exponential_average_factor, epsilon : float, optional
-            Default: the layer's. A value given becomes the layer's, and part of `info`.
-            `pybnorm.miopen.cumulative_average_factor` makes the running statistics a plain average.
-        unbiased : bool
-            Whether the running variance takes the unbiased variance of the batch.
-        workspace : array or (int, int), optional
-            As in `Handle.forward_training`.
-
-        Raises
-        ------
-        ArgumentError, UnsupportedError, VendorError
+        x : array or TensorDescriptor
+            Later calls may differ from it in N. The array's memory is not read.
 
         Notes
         -----
-        Source of the formula: Ioffe & Szegedy 2015; ``cudnnBatchNormalizationForwardTraining``.
-        Vendor symbols: see `pybnorm.batch_normalization_forward_training`.
-        Workspace: `workspace_size` of `Operation.FORWARD_TRAINING`.
+        Vendor symbols: see `pybnorm.derive_bn_tensor_descriptor`. Statistics start at 0, the running variance at
+        `initial_running_variance`. Waits until they are copied.
+        """
+        if self._closed:
+            raise ClosedError("layer")
+        if self._derived is not None:
+            raise ArgumentError("layer", "a layer that is staged already", "stage once; close it and make another one")
+        if issubclass(type(x), TensorDescriptor):
+            if x.backend != self._handle.backend:
+                raise ArgumentError("x", f"a descriptor of backend {x.backend}", f"one of {self._handle.backend}")
+            x_desc = x
+        else:
+            x_desc = self._handle.descriptor(x, "x")
+        derived = derive_bn_tensor_descriptor(x_desc, self._mode)
+        zeros = np.zeros(derived.dims, np.dtype(derived.dtype.name.lower()))
+        variance = np.full_like(zeros, self._initial_running_variance)
+        self._allocate(derived, dict.fromkeys(STATISTICS, zeros) | {"running_variance": variance})
+
+    def _allocate(self, derived: TensorDescriptor, values: dict[str, npt.NDArray[Any]]) -> None:
+        device = self._device
+        library = self._handle.library
+        backend = self._handle.backend
+        if device is None and library.device_type != CPU:
+            allowed = f"a device of pybnorm.devices for backend {backend}, on whose stream the handle works"
+            raise ArgumentError("device", None, allowed)
+        device = devices.device_for(library.device_type) if device is None else device
+        if device.device_type != library.device_type:
+            given = f"a device of type {device.device_type} ({device.name})"
+            raise ArgumentError("device", given, f"type {library.device_type}, where backend {backend} computes")
+        self._ordered(device)
+        self._state = {name: device.from_numpy(values[name]) for name in STATISTICS}
+        self._device, self._derived = device, derived
+
+    def _ordered(self, device: Device) -> None:
+        """Check that the device and the handle use one stream, which orders copies and calls."""
+        if device.stream and device.stream != self._handle.stream:
+            allowed = f"the handle's stream, {self._handle.stream:#x}: use handle.set_stream(device.stream)"
+            raise ArgumentError("device", f"a device whose stream is {device.stream:#x}", allowed)
+
+    # ------------------------------------------------------------ properties
+
+    @property
+    def handle(self) -> Handle:
+        """The handle, borrowed."""
+        return self._handle
+
+    @property
+    def mode(self) -> Mode:
+        """The mode the layer was made with."""
+        return self._mode
+
+    @property
+    def staged(self) -> bool:
+        """True once the layer has statistics, from `stage` or `restore`."""
+        return self._derived is not None
+
+    @property
+    def closed(self) -> bool:
+        """True where `close` has been called."""
+        return self._closed
+
+    @property
+    def running_mean(self) -> Buffer:
+        """The running mean in the device's memory, owned by the layer; shape and dtype of `bias_scale_properties`."""
+        return self._statistic("running_mean")
+
+    @property
+    def running_variance(self) -> Buffer:
+        """The running variance, like `running_mean`."""
+        return self._statistic("running_variance")
+
+    @property
+    def saved_mean(self) -> Buffer:
+        """The mean of the last forward training's batch, like `running_mean`."""
+        return self._statistic("saved_mean")
+
+    @property
+    def saved_inv_variance(self) -> Buffer:
+        """The inverse standard deviation of the last forward training's batch, like `running_mean`."""
+        return self._statistic("saved_inv_variance")
+
+    def _statistic(self, name: str) -> Buffer:
+        self._need_staged()
+        buffer: Buffer = self._state[name]
+        return buffer
+
+    def bias_scale_properties(self) -> BiasScaleProperties:
+        """Layout, data type and shape of scale and bias (gocudnn's ``BiasScaleProperties``)."""
+        derived = self._need_staged()
+        return BiasScaleProperties(derived.layout, derived.dtype, derived.dims)
+
+    def workspace_size(
+        self, operation: Operation | int | OperationWord, x_desc: TensorDescriptor, **options: Any
+    ) -> int:
+        """Bytes of workspace that a call of the layer needs, also where native computes it.
+
+        Parameters
+        ----------
+        operation : Operation
+            One of the three batch-norm calls.
+        x_desc : TensorDescriptor
+        options
+            As in `Handle.workspace_size`; mode, epsilon and algorithm are the layer's by default.
+
+        Returns
+        -------
+        int
+            0 where the call needs none. On the CPU the handle lends its own.
+
+        Examples
+        --------
+        >>> x = np.ones((2, 3, 4, 5), np.float32)
+        >>> with pybnorm.Handle("native") as handle, pybnorm.layer.BatchNorm.spatial(handle) as layer:
+        ...     layer.stage(x)
+        ...     layer.workspace_size("backward", handle.descriptor(x))
+        0
+        """
+        self._need_staged()
+        own = {"mode": self._mode, "epsilon": self._epsilon, "algorithm": self._algorithm}
+        return self._handle.workspace_size(operation, x_desc, **(own | options))
+
+    def info(self) -> Info:
+        """The whole state, copied to the host after all earlier calls have ended."""
+        derived = self._need_staged()
+        device = self._device
+        assert device is not None
+        self._ordered(device)
+        return Info(
+            mode=self._mode,
+            format=derived.layout,
+            data_type=derived.dtype,
+            nan_policy=PROPAGATE_NAN,
+            dims=derived.dims,
+            strides=derived.strides,
+            epsilon=self._epsilon,
+            exponential_average_factor=self._factor,
+            **{name: device.to_numpy(self._state[name]) for name in STATISTICS},
+        )
+
+    def _need_staged(self) -> TensorDescriptor:
+        if self._closed:
+            raise ClosedError("layer")
+        if self._derived is None:
+            raise ArgumentError("layer", "a layer that is not staged", "stage(x) first")
+        return self._derived
+
+    def _data(self, x: Any) -> Buffer:
+        """Check that x fits the layer's statistics; the handle's own error would name a statistic."""
+        derived = self._need_staged()
+        buffer = self._handle.buffer(x, "x")
+        dims = _arguments.derived_dims(_arguments.dims(buffer.dims, "x"), self._mode)
+        if dims != derived.dims:
+            allowed = f"dims of which {derived.dims} is derived, as staged in {self._mode.name}"
+            raise ArgumentError("x", f"dims {buffer.dims}", allowed)
+        if _arguments.derived_data_type(buffer.dtype) != derived.dtype:
+            allowed = f"one with {derived.dtype.short} statistics, as staged"
+            raise ArgumentTypeError("x", f"dtype {buffer.dtype.short}", allowed)
+        return buffer
+
+    # ------------------------------------------------------------ calls
+
+    def forward_training(
+        self, x: Any, scale: Any, bias: Any, y: Any, *, exponential_average_factor: float | None = None,
+        epsilon: float | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        """Normalize by the statistics of the batch; update the running statistics and save the batch's for `backward`.
+
+        Parameters
+        ----------
+        x, y : array, shape (N, C, spatial...)
+            At least two elements per statistic.
+        scale, bias : array
+            As `bias_scale_properties` says.
+        exponential_average_factor, epsilon : float, optional
+            Default: the layer's. A value given becomes the layer's, and part of `info`.
+            `pybnorm.miopen.cumulative_average_factor` makes the running statistics a plain average.
+        options
+            alpha, beta, unbiased and workspace, as in `Handle.forward_training`.
         """
         data = self._data(x)
         factor = self._factor
         if exponential_average_factor is not None:
             factor = _arguments.factor(exponential_average_factor)
         added = self._epsilon if epsilon is None else _arguments.epsilon(epsilon)
-        self._handle.forward_training(
-            data,
-            scale,
-            bias,
-            y,
-            mode=self._mode,
-            algorithm=self._algorithm,
-            alpha=alpha,
-            beta=beta,
-            epsilon=added,
-            exponential_average_factor=factor,
-            unbiased=unbiased,
-            workspace=workspace,
-            **self._state,
-        )
+        own = {"mode": self._mode, "algorithm": self._algorithm, "exponential_average_factor": factor}
+        self._handle.forward_training(data, scale, bias, y, **own, epsilon=added, **options, **self._state)
         self._epsilon, self._factor, self._has_saved = added, factor, True
 
     def forward_inference(
-        self,
-        x: Any,
-        scale: Any,
-        bias: Any,
-        y: Any,
-        *,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        epsilon: float | None = None,
-        workspace: Any = None,
+        self, x: Any, scale: Any, bias: Any, y: Any, *, epsilon: float | None = None, **options: Any
     ) -> None:
         """Normalize by the running statistics.
 
-        ``y = alpha * (scale * (x - running_mean) / sqrt(running_variance + epsilon) + bias) + beta * y``
-
         Parameters
         ----------
-        x : array, shape (N, C, spatial...)
-        scale, bias : array
-            As `bias_scale_properties` says.
-        y : array, shape and dtype of x
-            Written. Read only if `beta` is not 0.
-        alpha, beta : float
+        x, scale, bias, y
+            As in `forward_training`.
         epsilon : float, optional
             For this call. Default: the layer's, that of the last forward training.
-        workspace : array or (int, int), optional
-            As in `Handle.forward_inference`.
-
-        Raises
-        ------
-        ArgumentError, UnsupportedError, VendorError
-
-        Notes
-        -----
-        Source of the formula: ``cudnnBatchNormalizationForwardInference``.
-        Vendor symbols: see `pybnorm.batch_normalization_forward_inference`.
-        Workspace: `workspace_size` of `Operation.FORWARD_INFERENCE`.
+        options
+            alpha, beta and workspace, as in `Handle.forward_inference`.
 
         Examples
         --------
@@ -297,94 +376,72 @@ class BatchNorm(StagedLayer):
         >>> y  # the running statistics begin as 0 and 1
         array([[[[1., 2., 3., 4.]]]], dtype=float32)
         """
-        self._handle.forward_inference(
-            self._data(x),
-            scale,
-            bias,
-            self._state["running_mean"],
-            self._state["running_variance"],
-            y,
-            mode=self._mode,
-            algorithm=self._algorithm,
-            alpha=alpha,
-            beta=beta,
-            epsilon=self._epsilon if epsilon is None else epsilon,
-            workspace=workspace,
-        )
+        data = self._data(x)
+        statistics = self._state["running_mean"], self._state["running_variance"]
+        own: dict[str, Any] = {"mode": self._mode, "algorithm": self._algorithm}
+        own["epsilon"] = self._epsilon if epsilon is None else epsilon
+        self._handle.forward_inference(data, scale, bias, *statistics, y, **own, **options)
 
     def backward(
-        self,
-        x: Any,
-        dy: Any,
-        scale: Any,
-        dx: Any,
-        dscale: Any,
-        dbias: Any,
-        *,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        alpha_param: float = 1.0,
-        beta_param: float = 0.0,
-        epsilon: float | None = None,
-        workspace: Any = None,
-    ) -> None:
+        self, x: Any, dy: Any, scale: Any, dx: Any, dscale: Any, dbias: Any, *, epsilon: float | None = None,
+        **options: Any,
+    ) -> None:  # fmt: skip
         """Gradients of the last `forward_training`, from the statistics it saved.
-
-        With ``xhat = (x - saved_mean) * saved_inv_variance``: ``dbias = sum(dy)``, ``dscale = sum(dy * xhat)``,
-        ``dx = scale * saved_inv_variance * (dy - dbias / m - xhat * dscale / m)``; dx is blended by the data pair,
-        dscale and dbias by the parameter pair.
 
         Parameters
         ----------
         x : array
             That of the forward call.
-        dy : array, shape and dtype of x
-        scale : array
+        dy, dx : array, shape and dtype of x
+        scale, dscale, dbias : array
             As `bias_scale_properties` says.
-        dx : array, shape and dtype of x
-            Written. Read only if `beta` is not 0.
-        dscale, dbias : array
-            As `scale`. Written. Read only if `beta_param` is not 0.
-        alpha, beta, alpha_param, beta_param : float
         epsilon : float, optional
             Checked and not used, because the saved statistics hold it already; gocudnn has the argument.
-        workspace : array or (int, int), optional
-            As in `Handle.backward`.
-
-        Raises
-        ------
-        ArgumentError
-            Also without a forward training since `stage`.
-        UnsupportedError, VendorError
+        options
+            alpha, beta, alpha_param, beta_param and workspace, as in `Handle.backward`.
 
         Notes
         -----
         The order is that of `Handle.backward`; gocudnn's ``BackwardProp``, here `backward_prop`, has x, scale, dscale,
         dbias, dx, dy: port it by keywords.
-        Source of the formula: Ioffe & Szegedy 2015, section 3; ``cudnnBatchNormalizationBackward``.
-        Vendor symbols: see `pybnorm.batch_normalization_backward`.
-        Workspace: `workspace_size` of `Operation.BACKWARD`.
         """
         data = self._data(x)
         if not self._has_saved:
             raise ArgumentError("layer", "a layer without saved statistics", "a forward_training before backward")
-        self._handle.backward(
-            data,
-            dy,
-            scale,
-            dx,
-            dscale,
-            dbias,
-            mode=self._mode,
-            algorithm=self._algorithm,
-            alpha=alpha,
-            beta=beta,
-            alpha_param=alpha_param,
-            beta_param=beta_param,
-            epsilon=self._epsilon if epsilon is None else epsilon,
-            saved_mean=self._state["saved_mean"],
-            saved_inv_variance=self._state["saved_inv_variance"],
-            workspace=workspace,
-        )
+        saved = {name: self._state[name] for name in ("saved_mean", "saved_inv_variance")}
+        own: dict[str, Any] = {"mode": self._mode, "algorithm": self._algorithm}
+        own["epsilon"] = self._epsilon if epsilon is None else epsilon
+        self._handle.backward(data, dy, scale, dx, dscale, dbias, **own, **options, **saved)
 
     backward_prop = backward
+
+    def close(self) -> None:
+        """Release the statistics; closing twice does nothing. The handle stays open.
+
+        Their memory is freed when no `Buffer` from the layer is left. On a GPU that happens in the order of the
+        device's stream, after the calls that use the memory.
+        """
+        self._closed = True
+        self._state = {}
+        self._derived = None
+
+    def __enter__(self) -> BatchNorm:
+        if self._closed:
+            raise ClosedError("layer")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return "<BatchNorm closed>"
+        where = "not staged" if self._derived is None else f"dims={self._derived.dims} {self._derived.dtype.short}"
+        return f"<BatchNorm {self._mode.name} {self._handle.backend} {where}>"
+
+
+def _not_negative(value: object, argument: str) -> float:
+    number = _arguments.scalar(value, argument, DataType.FLOAT32)
+    if number < 0:
+        raise ArgumentError(argument, value, "a finite number >= 0 that float32 can hold")
+    return number

@@ -136,10 +136,7 @@ class Info:
     def to_json(self) -> str:
         """The state as JSON text; `from_json` gives an equal `Info`, bit by bit, on any machine.
 
-        Returns
-        -------
-        str
-            An object. Statistics are base64 of their little-endian bytes, in logical order.
+        Statistics are base64 of their little-endian bytes, in logical order.
         """
         little = np.dtype(self.data_type.name.lower()).newbyteorder("<")
         values: dict[str, object] = {"kind": _JSON_KIND, "version": _JSON_VERSION}
@@ -154,21 +151,7 @@ class Info:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Info:
-        """The state that `to_json` wrote.
-
-        Parameters
-        ----------
-        text : str or bytes
-
-        Returns
-        -------
-        Info
-
-        Raises
-        ------
-        ArgumentError, ArgumentTypeError
-            Not such JSON: the error names the field that is missing, unknown, of the wrong size or out of range.
-        """
+        """The state that `to_json` wrote; an error names the field that is missing, unknown or wrong."""
         values = _object(text, f"the JSON of a {_JSON_KIND}")
         if (kind := values.pop("kind", None)) != _JSON_KIND:
             raise ArgumentError("text", f"JSON whose kind is {kind!r}", f"the JSON of a {_JSON_KIND}")
@@ -193,11 +176,7 @@ class Info:
     def to_gocudnn_json(self) -> str:
         """The state as gocudnn's ``batchnorm.Info`` is written by Go's ``encoding/json``.
 
-        Returns
-        -------
-        str
-            gocudnn's factor is an unsigned integer: one that is not whole is written as 0, gocudnn's own value. The
-            rest is as `from_gocudnn_json` reads it.
+        gocudnn's factor is an unsigned integer: one that is not whole is written as 0, gocudnn's own value.
         """
         factor = self.exponential_average_factor
         numbers = (self.epsilon, int(factor) if factor == int(factor) else 0, int(self.mode), 0, int(self.data_type), 1)
@@ -212,20 +191,8 @@ class Info:
     def from_gocudnn_json(cls, text: str | bytes) -> Info:
         """The state that gocudnn's ``batchnorm.Info`` has in JSON.
 
-        Parameters
-        ----------
-        text : str or bytes
-            Statistics are base64 of little-endian bytes, or lists of numbers, as older versions have them. gocudnn
-            leaves epsilon and the factor at 0: they are those of the layer's next calls in gocudnn, and 0 here.
-
-        Returns
-        -------
-        Info
-
-        Raises
-        ------
-        ArgumentError, ArgumentTypeError
-            Not such JSON: the error names the field.
+        Statistics are base64 of little-endian bytes, or lists of numbers, as older versions have them. gocudnn leaves
+        epsilon and the factor at 0: they are those of the layer's next calls in gocudnn, and 0 here.
         """
         values = _object(text, "the JSON of gocudnn's Info")
         names = (*_GOCUDNN_NUMBERS, "Dims", "Stride", *_GOCUDNN_STATISTICS)

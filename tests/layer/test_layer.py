@@ -3,8 +3,6 @@
 import base64
 import dataclasses
 import json
-import subprocess
-import sys
 import weakref
 
 import numpy as np
@@ -78,43 +76,33 @@ def forward(place, layer, problem, **options):
     call(x, place.put(inputs.scale), place.put(inputs.bias), y, **options)
 
 
-def train(place, layer, problem):
-    """One judged step; the running statistics before it are the layer's own."""
+def judged(place, layer, problem, **changes):
+    """One judged call; running statistics before it, or saved ones, are the layer's own."""
     before = layer.info()
-    inputs = dataclasses.replace(data.generate(problem), mean=before.running_mean, variance=before.running_variance)
-    y = place.put(inputs.prior, problem.strides)
-    layer.forward_training(
-        place.put(inputs.x, problem.strides),
-        place.put(inputs.scale),
-        place.put(inputs.bias),
-        y,
-        alpha=problem.alpha,
-        beta=problem.beta,
-        exponential_average_factor=problem.factor,
-        epsilon=problem.epsilon,
-        workspace=place.workspace(problem, layer),
-    )
-    after = layer.info()
-    hold(place.handle, problem, inputs, {"y": place.get(y)} | {name: getattr(after, name) for name in STATE})
+    own = {"mean": before.running_mean, "variance": before.running_variance}
+    if problem.operation == BACKWARD:
+        own = {name: getattr(before, name) for name in ("saved_mean", "saved_inv_variance")}
+    inputs = dataclasses.replace(data.generate(problem), **own, **changes)
+    x, result = (place.put(array, problem.strides) for array in (inputs.x, inputs.prior))
+    names, outputs = ["alpha", "beta"], {"y": result}
+    if problem.operation == BACKWARD:
+        names += ["alpha_param", "beta_param"]
+        outputs = {"dx": result, "dscale": place.put(inputs.prior_scale), "dbias": place.put(inputs.prior_bias)}
+        arrays = {"x": x, "dy": place.put(inputs.dy, problem.strides), "scale": place.put(inputs.scale), **outputs}
+    else:
+        arrays = {"x": x, "scale": place.put(inputs.scale), "bias": place.put(inputs.bias), **outputs}
+    options = {name: getattr(problem, name) for name in names}
+    call = {TRAIN: layer.forward_training, INFER: layer.forward_inference, BACKWARD: layer.backward_prop}
+    if problem.operation == TRAIN:
+        options |= {"exponential_average_factor": problem.factor, "epsilon": problem.epsilon}
+    call[problem.operation](**arrays, **options, workspace=place.workspace(problem, layer))
+    after, found = layer.info(), {name: place.get(array) for name, array in outputs.items()}
+    if problem.operation == TRAIN:
+        found |= {name: getattr(after, name) for name in STATE}
+    else:
+        assert after == before
+    hold(place.handle, problem, inputs, found)
     return inputs
-
-
-def infer(place, layer, problem):
-    """A judged inference by the layer's running statistics."""
-    info = layer.info()
-    inputs = dataclasses.replace(data.generate(problem), mean=info.running_mean, variance=info.running_variance)
-    y = place.put(inputs.prior, problem.strides)
-    layer.forward_inference(
-        place.put(inputs.x, problem.strides),
-        place.put(inputs.scale),
-        place.put(inputs.bias),
-        y,
-        alpha=problem.alpha,
-        beta=problem.beta,
-        workspace=place.workspace(problem, layer),
-    )
-    hold(place.handle, problem, inputs, {"y": place.get(y)})
-    assert layer.info() == info  # inference changes nothing
 
 
 # ---------------------------------------------------------------- the calls
@@ -135,57 +123,20 @@ def test_steps_are_the_references(own_right, mode, dtype, layout):
     with staged(place, mode, dtype) as layer:
         assert layer.mode == mode
         for step in range(2):
-            train(place, layer, problem_of(TRAIN, **common, seed=step, factor=0.25, eps=2e-3))
+            judged(place, layer, problem_of(TRAIN, **common, seed=step, factor=0.25, eps=2e-3))
         # Another batch size and blending; N is not part of what was staged.
         wide = common | {"dims": (7, *SHAPE[1:])}
         blended = problem_of(TRAIN, **wide, seed=5, factor=0.6, alpha=2.0, beta=0.5)
-        trained = train(place, layer, blended)
+        trained = judged(place, layer, blended)
         for options in ({"seed": 6}, {"seed": 7, "alpha": -1.5, "beta": 0.25}):
             problem = problem_of(INFER, **common, eps=blended.epsilon, **options)
             if can[INFER]:
-                infer(place, layer, problem)
+                judged(place, layer, problem)
             else:
                 with pytest.raises(UnsupportedError):
                     forward(place, layer, problem)
-        info = layer.info()
         problem = problem_of(BACKWARD, **wide, alpha=0.5, beta=2.0, alpha_param=3.0, beta_param=-1.0)
-        inputs = dataclasses.replace(
-            data.generate(problem),
-            x=trained.x,
-            scale=trained.scale,
-            saved_mean=info.saved_mean,
-            saved_inv_variance=info.saved_inv_variance,
-        )
-        dx = place.put(inputs.prior, problem.strides)
-        dscale, dbias = place.put(inputs.prior_scale), place.put(inputs.prior_bias)
-        layer.backward_prop(
-            x=place.put(inputs.x, problem.strides),
-            scale=place.put(inputs.scale),
-            dscale=dscale,
-            dbias=dbias,
-            dx=dx,
-            dy=place.put(inputs.dy, problem.strides),
-            alpha=problem.alpha,
-            beta=problem.beta,
-            alpha_param=problem.alpha_param,
-            beta_param=problem.beta_param,
-            workspace=place.workspace(problem, layer),
-        )
-        hold(
-            place.handle, problem, inputs, {"dx": place.get(dx), "dscale": place.get(dscale), "dbias": place.get(dbias)}
-        )
-        assert layer.info() == info
-
-
-def test_a_cumulative_factor_makes_the_running_mean_a_plain_average(place):
-    with staged(place) as layer:
-        means = []
-        for n in range(5):
-            problem = problem_of(TRAIN, seed=n, factor=cumulative_average_factor(n))
-            means.append(train(place, layer, problem).x.astype(np.float64).mean(axis=(0, 2, 3)))
-        got = layer.info().running_mean.reshape(-1)
-    # Five steps of float32: each errs by a few roundings of values up to the largest mean.
-    assert np.all(np.abs(got - np.mean(means, axis=0)) <= 5 * 8 * 2.0**-24 * np.abs(means).max())
+        judged(place, layer, problem, x=trained.x, scale=trained.scale)
 
 
 @pytest.mark.parametrize("start", [1.0, 0.0, 2.5])
@@ -247,7 +198,7 @@ def test_info_holds_what_the_last_training_used(place):
     with staged(place, epsilon=0.5, exponential_average_factor=0.75) as layer:
         before = layer.info()
         assert (before.epsilon, before.exponential_average_factor) == (0.5, 0.75)
-        train(place, layer, problem_of(TRAIN, factor=0.125, eps=0.0625))
+        judged(place, layer, problem_of(TRAIN, factor=0.125, eps=0.0625))
         info = layer.info()
         assert (info.epsilon, info.exponential_average_factor) == (0.0625, 0.125)
         assert (info.mode, info.nan_policy) == (Mode.SPATIAL, "propagate")
@@ -308,7 +259,7 @@ def test_json_is_little_endian_base64(info):
     [
         *[(f.name, ..., f.name) for f in dataclasses.fields(Info)],
         *[(name, "AAAA", name) for name in STATE],
-        *[(name, "not base64!", name) for name in STATE],
+        ("saved_mean", "AAAA!" * 8, "saved_mean"),
         *[(name, 3, name) for name in STATE],
         ("kind", "other", "text"),
         ("kind", ..., "text"),
@@ -346,13 +297,6 @@ def test_bad_json_is_refused_by_name(info, field, value, argument):
     assert caught.value.argument == argument
 
 
-def test_stray_characters_in_base64_are_refused(info):
-    values = json.loads(info.to_json())
-    values["saved_mean"] = values["saved_mean"][:4] + "!" + values["saved_mean"][4:]
-    with pytest.raises(ArgumentError, match=r"^saved_mean: .*base64"):
-        Info.from_json(json.dumps(values))
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", b"\xff", None])
 def test_text_that_is_no_json_object_is_refused(text):
     with pytest.raises(ArgumentError) as caught:
@@ -388,88 +332,39 @@ def test_trained_here_inferred_there(place, other, mode, layout, tmp_path):
         pytest.skip("one of the two refuses this layout")
     with staged(place, mode) as layer:
         for n in range(3):
-            train(place, layer, problem_of(TRAIN, **common, seed=n, eps=3e-4, factor=cumulative_average_factor(n)))
+            judged(place, layer, problem_of(TRAIN, **common, seed=n, eps=3e-4, factor=cumulative_average_factor(n)))
         file = tmp_path / "layer.json"
         file.write_text(layer.info().to_json())
         problem = problem_of(INFER, **common, seed=9, eps=3e-4)
-        infer(place, layer, problem)
+        judged(place, layer, problem)
         info = layer.info()
     with BatchNorm.restore(other, Info.from_json(file.read_text()), device=there.device) as restored:
         assert restored.info() == info
         # Judged by the reference with the same bound, so the two agree; with the epsilon it was trained with, which
         # nobody names again.
-        infer(there, restored, problem)
+        judged(there, restored, problem)
         # And it goes on: training and backward from the restored state.
-        train(there, restored, problem_of(TRAIN, **common, seed=11, factor=0.5))
-
-
-CHILD = """
-import sys, numpy as np, pybnorm
-from pybnorm import devices
-from pybnorm.layer import BatchNorm, Info
-backend, text, x, y = sys.argv[1:]
-with pybnorm.Handle(backend) as handle:
-    device = devices.device_for(handle.library.device_type, handle.device or 0)
-    if device.stream:
-        handle.set_stream(device.stream)
-    with BatchNorm.restore(handle, Info.from_json(open(text).read()), device=device) as layer:
-        dims = layer.bias_scale_properties().dims
-        out = device.from_numpy(np.full_like(np.load(x), np.nan))
-        ones, zeros = (device.from_numpy(np.full(dims, v, np.float32)) for v in (1.5, -0.5))
-        layer.forward_inference(device.from_numpy(np.load(x)), ones, zeros, out)
-        np.save(y, device.to_numpy(out))
-"""
-
-
-def test_another_process_restores_and_infers(place, tmp_path):
-    problem = problem_of(INFER, seed=4, eps=0.03)
-    with staged(place) as layer:
-        train(place, layer, problem_of(TRAIN, eps=0.03))
-        info = layer.info()
-    (tmp_path / "info.json").write_text(info.to_json())
-    inputs = data.generate(problem)
-    np.save(tmp_path / "x.npy", inputs.x)
-    files = [str(tmp_path / name) for name in ("info.json", "x.npy", "y.npy")]
-    subprocess.run([sys.executable, "-c", CHILD, place.handle.backend, *files], check=True, timeout=120, cwd=tmp_path)
-    inputs = dataclasses.replace(
-        inputs,
-        mean=info.running_mean,
-        variance=info.running_variance,
-        scale=np.full_like(inputs.scale, 1.5),
-        bias=np.full_like(inputs.bias, -0.5),
-    )
-    hold(place.handle, problem, inputs, {"y": np.load(tmp_path / "y.npy")})
+        judged(there, restored, problem_of(TRAIN, **common, seed=11, factor=0.5))
 
 
 def test_restore_takes_over_backwards_statistics(place):
     with staged(place) as layer:
         untrained = layer.info()
-        trained = train(place, layer, problem_of(TRAIN))
+        trained = judged(place, layer, problem_of(TRAIN))
         info = layer.info()
-    dy = data.generate(problem_of(BACKWARD)).dy
-    arrays = [place.put(a) for a in (trained.x, dy, trained.scale)]
-    outputs = [place.put(np.full_like(a, np.nan)) for a in (trained.x, trained.scale, trained.scale)]
+    problem = problem_of(BACKWARD)
     with (
         BatchNorm.restore(place.handle, untrained, device=place.device) as fresh,
         pytest.raises(ArgumentError, match=r"^layer: got a layer without saved statistics"),
     ):
-        fresh.backward(*arrays, *outputs)
+        judged(place, fresh, problem)
     with BatchNorm.restore(place.handle, info, device=place.device) as restored:
-        restored.backward(*arrays, *outputs)
-    problem = problem_of(BACKWARD)
-    inputs = dataclasses.replace(
-        data.generate(problem),
-        x=trained.x,
-        scale=trained.scale,
-        saved_mean=info.saved_mean,
-        saved_inv_variance=info.saved_inv_variance,
-    )
-    hold(place.handle, problem, inputs, dict(zip(("dx", "dscale", "dbias"), map(place.get, outputs), strict=True)))
+        judged(place, restored, problem, x=trained.x, scale=trained.scale)
 
 
 def test_a_persistent_state_is_restored_as_spatial(place):
     with staged(place) as layer:
-        train(place, layer, problem_of(TRAIN, eps=1e-3))
+        judged(place, layer, problem_of(TRAIN, eps=1e-3))
         info = dataclasses.replace(layer.info(), mode=Mode.SPATIAL_PERSISTENT)
     if executes(place.handle, Mode.SPATIAL_PERSISTENT, DataType.FLOAT32, Layout.CHANNELS_FIRST):
         BatchNorm.restore(place.handle, info, device=place.device).close()
@@ -478,7 +373,7 @@ def test_a_persistent_state_is_restored_as_spatial(place):
             BatchNorm.restore(place.handle, info, device=place.device)
     with BatchNorm.restore(place.handle, info, mode=Mode.SPATIAL, device=place.device) as layer:
         assert layer.info() == dataclasses.replace(info, mode=Mode.SPATIAL)
-        infer(place, layer, problem_of(INFER, eps=1e-3))
+        judged(place, layer, problem_of(INFER, eps=1e-3))
     with pytest.raises(ArgumentError, match=r"^mode: "):
         BatchNorm.restore(place.handle, info, mode=Mode.PER_ACTIVATION, device=place.device)
 
@@ -541,16 +436,11 @@ def test_close_lets_the_memory_go(place):
 
 def test_staging_twice_is_refused(place):
     with staged(place) as layer:
-        train(place, layer, problem_of(TRAIN))
+        judged(place, layer, problem_of(TRAIN))
         info = layer.info()
         with pytest.raises(ArgumentError, match=r"^layer: .*staged already"):
             layer.stage(place.put(np.empty(SHAPE, np.float32)))
         assert layer.info() == info
-
-
-def test_backward_needs_a_training(place):
-    with staged(place) as layer, pytest.raises(ArgumentError, match=r"^layer: .*forward_training before backward"):
-        uses(place)["backward"](layer)
 
 
 def test_a_closed_handle_is_named(backend, place):
@@ -663,7 +553,7 @@ def test_other_arguments_are_refused_by_name(place):
     back = {"x": x, "dy": dy, "scale": scale, "dx": dx, "dscale": dscale, "dbias": dbias}
     short = place.put(np.ones(2, np.float32))
     with staged(place) as layer:
-        train(place, layer, problem_of(TRAIN))
+        judged(place, layer, problem_of(TRAIN))
         info = layer.info()
         cases = [
             *[(layer.forward_training, forward, n, v) for n, v in (("alpha", "a"), ("beta", None), ("epsilon", -1))],
@@ -712,6 +602,9 @@ def test_the_device_must_be_the_handles(place):
         stream = 0x5EED
         from_numpy = None
 
+    for bad in (object(), "cpu", 0):
+        with pytest.raises(ArgumentError, match=r"^device: got"):
+            BatchNorm.spatial(place.handle, device=bad)
     for wrong in (Elsewhere(), OtherStream()):
         layer = BatchNorm.spatial(place.handle, device=wrong)
         with pytest.raises(ArgumentError, match=r"^device: "):
@@ -780,9 +673,3 @@ def test_what_is_not_gocudnns_json_is_refused_by_name(changes, named):
         with pytest.raises(ArgumentError) as info:
             Info.from_gocudnn_json(text)
         assert info.value.argument == "text"
-
-
-def test_a_device_that_is_none_is_refused_before_it_is_needed(place):
-    for bad in (object(), "cpu", 0):
-        with pytest.raises(pybnorm.ArgumentError, match=r"^device: got"):
-            BatchNorm.spatial(place.handle, device=bad)
