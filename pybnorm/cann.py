@@ -274,8 +274,6 @@ def reduce_backward(
     For an empty batch CANN's newest chips write zeros, as is done here, and others leave the outputs as they were. CANN
     does not compare the shapes of `grad_out` and `input`; here they must be equal. Memory layouts need not be.
 
-    Workspace: includes an array of x's size.
-
     Examples
     --------
     >>> x, grad_out = np.float32([[[1, 2, 3]]]), np.float32([[[0, 0, 1]]])
@@ -405,8 +403,6 @@ def gather_stats_with_counts(
     ``1 / invstd**2 - eps`` has few digits where eps is much larger than the variance. That is in the interface;
     `pybnorm.operations.gather_stats` takes sums of squares instead and has them all.
 
-    Workspace: 1 to 3 float32 arrays of (R, C), and what `gather_stats` of `pybnorm.operations` asks for.
-
     Examples
     --------
     >>> x, counts = np.zeros((2, 1, 3), np.float32), np.float32([2, 1])
@@ -476,7 +472,7 @@ def elemt(
 
     Notes
     -----
-    Workspace: that of `pybnorm.operations.elemt`.
+    Calls: `pybnorm.operations.elemt`.
 
     Examples
     --------

@@ -101,7 +101,6 @@ def batch_normalization(
     Calls (`pybnorm.operations`): forward_inference. Where the four differ in their sizes, first one forward_inference
     on zeros for each that is smaller than the union of them, which spreads it; for ``linear``, multiply and fill on
     scale and bias; for ``relu``, forward_inference into scratch and relu from there.
-    Workspace: up to 6 float32 vectors of that union, an array like `output` for ``relu``, and what the calls ask for.
 
     Examples
     --------
@@ -218,8 +217,6 @@ def batch_normalization_training(
     whose variance is the unbiased one, and multiply by (m - 1) / m; multiply and fill on scale and bias for
     ``linear``; for ``relu`` all that into scratch instead of `output`, and relu from there. No digit of the variance is
     lost, as would be in ``1 / inv_variance**2 - epsilon``.
-    Workspace: up to 7 float32 vectors of `scale`'s size, an array like `output` for ``relu``, and what the calls ask
-    for.
 
     Examples
     --------
@@ -334,7 +331,7 @@ def workspace_size(handle: Handle, operator: str, *arguments: Any, **options: An
     recipe = _OPERATORS.get(str.__str__(operator)) if issubclass(type(operator), str) else None
     if recipe is None:
         raise ArgumentError("operator", operator, "one of " + ", ".join(_OPERATORS))
-    prepared, addresses, _ = prepare(handle, recipe, recipe.bind(*arguments, **options))
+    prepared, addresses, _ = prepare(handle, recipe, recipe.bind(arguments, options))
     prepared.check(addresses)
     return prepared.nbytes
 

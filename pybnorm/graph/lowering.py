@@ -52,8 +52,7 @@ class _Step(NamedTuple):
 
     def _values(self, made: Callable[[_Record], Any]) -> tuple[Any, ...]:
         options = {name: _filled(option, made) for name, option in self.options.items()}
-        values: tuple[Any, ...] = RECIPES[self.function].bind(*[_filled(of, made) for of in self.arguments], **options)
-        return values
+        return RECIPES[self.function].bind(tuple([_filled(of, made) for of in self.arguments]), options)
 
 
 class _Joined(NamedTuple):

@@ -118,20 +118,13 @@ def derive(dims: Sequence[int], dtype: object, axis: Axis = 1) -> Derived:
     Derived
         dims, of x's rank with 1 in the reduced axes; data_type, float64 for float64 x, else float32.
 
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-
     Notes
     -----
-    Makes no vendor call: ``cudnnDeriveBNTensorDescriptor`` and ``miopenDeriveBNTensorDescriptor`` know two of the
-    subsets only (`pybnorm.derive_bn_tensor_descriptor`). The rule for any subset is that of DirectML's
-    ``DML_BATCH_NORMALIZATION_GRAD_OPERATOR_DESC``, whose MeanTensor has 1 or the size of InputTensor in every axis.
+    Makes no vendor call: vendors know two of the subsets only (`pybnorm.derive_bn_tensor_descriptor`). The rule for
+    any is that of DirectML's ``DML_BATCH_NORMALIZATION_GRAD_OPERATOR_DESC``.
 
     Examples
     --------
-    >>> pybnorm.operations.derive((8, 64, 32, 32), "f16")
-    Derived(dims=(1, 64, 1, 1), data_type=DataType.FLOAT32)
     >>> pybnorm.operations.derive((8, 64, 32, 32), "f32", axis=(0, 1)).dims
     (8, 64, 1, 1)
     """
@@ -156,12 +149,6 @@ def plan(handle: Handle, operation: str, *arguments: Any, **options: Any) -> Pla
     Returns
     -------
     Plan
-        nbytes of workspace, the calls in order, and the copies with the reason for each.
-
-    Raises
-    ------
-    ArgumentError, UnsupportedError
-        As the operation would.
 
     Examples
     --------
@@ -187,11 +174,6 @@ def workspace_size(handle: Handle, operation: str, *arguments: Any, **options: A
     -------
     int
         0 where none is needed.
-
-    Raises
-    ------
-    ArgumentError, UnsupportedError
-        As the operation would.
 
     Examples
     --------
@@ -232,5 +214,5 @@ def _prepared(handle: Handle, operation: str, arguments: tuple[Any, ...], option
         raise ArgumentError("operation", operation, "one of " + ", ".join(RECIPES))
     if "workspace" in options:
         raise ArgumentError("workspace", "an argument of a query", "no workspace: its size is what is asked for")
-    found: program.Prepared = preparation.prepare_named(handle, operation, *arguments, **options)[0]
-    return found
+    recipe = RECIPES[operation]
+    return preparation.prepare(handle, recipe, recipe.bind(arguments, options))[0]

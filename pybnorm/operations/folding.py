@@ -43,11 +43,6 @@ def fold(mean: Any, variance: Any, scale: Any = None, bias: Any = None, *, epsil
     Folded
         `a` and `b`, new arrays beside `variance`.
 
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        An argument is no array, or of another shape than `variance`; epsilon is negative or not finite.
-
     Notes
     -----
     Computed by the operators of the arrays, with no vendor call and no handle.

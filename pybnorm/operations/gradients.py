@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from pybnorm import _arguments
 from pybnorm._arrays import Buffer
@@ -17,52 +17,20 @@ from pybnorm.operations.views import Axis
 _BLENDS = Capability.BLEND_NATIVE | Capability.BLEND_SCRATCH
 
 
-class _Gradients(NamedTuple):
-    """The arguments that the three backward operations share."""
-
-    shape: _Shape
-    x: Buffer
-    dy: Buffer
-    dx: Buffer | None
-    dscale: Buffer
-    dbias: Buffer
-    factors: tuple[float, float, float, float]
-    """alpha, beta, alpha_param, beta_param."""
-
-
-def _gradients(
-    p: Program,
-    x: Any,
-    dy: Any,
-    dx: Any,
-    dscale: Any,
-    dbias: Any,
-    alpha: float,
-    beta: float,
-    alpha_param: float,
-    beta_param: float,
-    axis: Axis,
-) -> _Gradients:
-    xb = p.data("x", x)
+def _gradients(p: Program, arrays: dict[str, Any], factors: dict[str, float], axis: Axis) -> Any:
+    """Check what the backward operations share: the shape, x, dy and what `Program.gradient` writes and blends by."""
+    xb = p.data("x", arrays["x"])
     shape = _Shape(xb, axis)
-    dyb = p.data("dy", dy, xb)
-    a_data, b_data, a_param, b_param = p.scalars(
-        shape, alpha=alpha, beta=beta, alpha_param=alpha_param, beta_param=beta_param
-    )
-    if dx is None and dscale is None and dbias is None:
+    dyb = p.data("dy", arrays["dy"], xb)
+    blend = dict(zip(factors, p.scalars(shape, **factors), strict=True))
+    if all(arrays[name] is None for name in ("dx", "dscale", "dbias")):
         raise ArgumentError("dx", None, "an array, or one for dscale or dbias")
-    dxb = None if dx is None else p.data("dx", dx, xb, output=True)
-    blended = b_param != 0
-    return _Gradients(
-        shape,
-        xb,
-        dyb,
-        dxb,
-        p.result("dscale", dscale, shape, prior=blended),
-        p.result("dbias", dbias, shape, prior=blended),
-        # A scratch dx has no prior.
-        (a_data, b_data if dx is not None else 0.0, a_param, b_param),
-    )
+    dxb = None if arrays["dx"] is None else p.data("dx", arrays["dx"], xb, output=True)
+    if dxb is None:
+        blend["beta"] = 0.0  # a scratch dx has no prior
+    prior = blend["beta_param"] != 0
+    sums = [p.result(name, arrays[name], shape, prior=prior) for name in ("dscale", "dbias")]
+    return shape, xb, dyb, (dxb, *sums), blend
 
 
 @operation("x dy scale dx dscale dbias saved_mean saved_inv_variance")
@@ -97,7 +65,6 @@ def backward(
     Notes
     -----
     Calls: backward; fill where scale is None.
-    Workspace: x's size where dx is None, a vector for each other output that is None, and what the call asks for.
 
     Examples
     --------
@@ -108,16 +75,16 @@ def backward(
     >>> dx.round(3), dscale.ravel().round(3), dbias.ravel()
     (array([[[ 0.204, -0.408,  0.204]]], dtype=float32), array([1.225], dtype=float32), array([1.], dtype=float32))
     """
-    g = _gradients(p, x, dy, dx, dscale, dbias, alpha, beta, alpha_param, beta_param, axis)
+    arrays = {"x": x, "dy": dy, "dx": dx, "dscale": dscale, "dbias": dbias}
+    factors = {"alpha": alpha, "beta": beta, "alpha_param": alpha_param, "beta_param": beta_param}
+    shape, xb, dyb, results, blend = _gradients(p, arrays, factors, axis)
     epsilon = _arguments.epsilon(epsilon)
     saved = None
     if _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance):
-        saved = (
-            p.parameter("saved_mean", saved_mean, g.shape),
-            p.parameter("saved_inv_variance", saved_inv_variance, g.shape),
-        )
-    gain = p.parameter("scale", scale, g.shape, 1.0)
-    p.gradient(g.shape.kept, g.x, g.dy, gain, g.dx, g.dscale, g.dbias, *g.factors, epsilon=epsilon, saved=saved)
+        centre = p.parameter("saved_mean", saved_mean, shape)
+        saved = centre, p.parameter("saved_inv_variance", saved_inv_variance, shape)
+    gain = p.parameter("scale", scale, shape, 1.0)
+    p.gradient(shape.kept, xb, dyb, gain, *results, **blend, epsilon=epsilon, saved=saved)
 
 
 @operation("x dy scale mean variance dx dscale dbias")
@@ -149,8 +116,6 @@ def backward_frozen(
     Calls: for dx forward inference on dy with mean 0 and bias 0; for dscale and dbias forward inference on a vector
     of ones, which gives the inverse standard deviation, and backward with it and `mean` as the saved statistics and a
     scratch dx.
-    Workspace: x's size for the scratch dx where dscale or dbias is asked for, up to 7 parameter vectors, and what the
-    calls ask for.
 
     Examples
     --------
@@ -163,18 +128,21 @@ def backward_frozen(
     >>> dx, dscale.ravel(), dbias.ravel()
     (array([[[0., 0., 1.]]], dtype=float32), array([2.], dtype=float32), array([1.], dtype=float32))
     """
-    g = _gradients(p, x, dy, dx, dscale, dbias, alpha, beta, alpha_param, beta_param, axis)
+    arrays = {"x": x, "dy": dy, "dx": dx, "dscale": dscale, "dbias": dbias}
+    factors = {"alpha": alpha, "beta": beta, "alpha_param": alpha_param, "beta_param": beta_param}
+    shape, xb, dyb, results, blend = _gradients(p, arrays, factors, axis)
     epsilon = _arguments.epsilon(epsilon)
-    centre, spread = p.parameter("mean", mean, g.shape), p.parameter("variance", variance, g.shape)
-    kept, gain, dx, factors = g.shape.kept, p.parameter("scale", scale, g.shape, 1.0), g.dx, g.factors
+    centre, spread = p.parameter("mean", mean, shape), p.parameter("variance", variance, shape)
+    gain = p.parameter("scale", scale, shape, 1.0)
     if _frozen and dx is not None:
-        zeros = p.constant(0.0, g.shape)
-        p.inference(kept, g.dy, gain, zeros, zeros, spread, dx, alpha=factors[0], beta=factors[1], epsilon=epsilon)
+        zeros, options = p.constant(0.0, shape), {"alpha": blend["alpha"], "beta": blend["beta"], "epsilon": epsilon}
+        p.inference(shape.kept, dyb, gain, zeros, zeros, spread, results[0], **options)
     if _frozen:
-        gain, dx, factors = p.constant(1.0, g.shape), None, (1.0, 0.0, *factors[2:])
+        gain, results = p.constant(1.0, shape), (None, *results[1:])
+        blend |= {"alpha": 1.0, "beta": 0.0}
     if not _frozen or dscale is not None or dbias is not None:
         saved = centre, p.inverse(spread, epsilon)
-        p.gradient(kept, g.x, g.dy, gain, dx, g.dscale, g.dbias, *factors, saved=saved)
+        p.gradient(shape.kept, xb, dyb, gain, *results, **blend, saved=saved)
 
 
 training_grad = alias(
@@ -195,7 +163,6 @@ training_grad = alias(
     Notes
     -----
     Calls: forward inference on a vector of ones for c, then backward with `mean` and c as the saved statistics.
-    Workspace: x's size where dx is None, up to 6 parameter vectors, and what the calls ask for.
 
     Examples
     --------
@@ -237,7 +204,6 @@ def backward_reduce(
     -----
     Calls: backward with saved statistics `mean` and 1 and scratch dx; forward inference on vectors for the product
     with `inv_variance`; axpby where both `sum_dy` and `dbias` are asked for.
-    Workspace: x's size, up to 6 parameter vectors, and what the calls ask for.
 
     Examples
     --------
@@ -309,7 +275,6 @@ def backward_elemt(
     Calls: forward inference and axpby on vectors for the factors; then forward inference on dy, with mean
     sum_dy / count and scale ``scale * inv_variance``, and forward inference on x, added with beta 1. For 16-bit data dx
     is rounded by each of the two.
-    Workspace: up to 9 parameter vectors and what the calls ask for.
 
     Examples
     --------

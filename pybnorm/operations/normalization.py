@@ -42,7 +42,6 @@ def stats(
     statistics of factor 1, which give the unbiased variance; axpby by (m - 1) / m. That way no significant digit is
     lost, as it would be in ``1 / inv_variance**2 - epsilon`` where epsilon is the larger part. With m = 1 the
     variance is a product of the mean with 0.
-    Workspace: one array of x's size for y, up to 6 parameter vectors, and what the calls ask for.
 
     Examples
     --------
@@ -72,7 +71,7 @@ def stats(
         priors = () if running is None else running if _sample is None else (_sample,)
         for prior in priors:  # they are read, and 0 times what is in memory may be NaN
             p.fill(0.0, prior)
-        p.training(shape.kept, xb, ones, zeros, _y, epsilon=epsilon, factor=1.0, running=running, saved=written)
+        p.training(shape.kept, xb, ones, zeros, _y, **options, running=running, saved=written)
     if running is not None and _sample:
         return
     if running is not None:
@@ -114,7 +113,6 @@ def forward_training(
     -----
     Calls: forward training; fill where scale or bias is None; where not `unbiased` axpby before, for a copy of the
     running variance which the call updates, and after.
-    Workspace: none beyond the call's own, unless arrays are copied or converted; that copy.
 
     Examples
     --------
@@ -135,34 +133,26 @@ def forward_training(
     has_running = _arguments.pair("running_mean", running_mean, "running_variance", running_variance)
     has_saved = _arguments.pair("saved_mean", saved_mean, "saved_inv_variance", saved_inv_variance)
     if has_running and shape.m == 1:
-        raise ArgumentError(
-            "x",
-            f"dims {xb.dims} with axis {axis}",
-            "at least two elements per statistic when running statistics are updated",
-        )
+        allowed = "at least two elements per statistic when running statistics are updated"
+        raise ArgumentError("x", f"dims {xb.dims} with axis {axis}", allowed)
     running = kept = saved = None
     if has_running:
-        running = (
-            p.result("running_mean", running_mean, shape, prior=True),
-            p.result("running_variance", running_variance, shape, prior=True),
-        )
-        if not unbiased and factor != 0:
-            kept, copy = running[1], p.vector(shape)
-            running = running[0], copy
+        mean = p.result("running_mean", running_mean, shape, prior=True)
+        kept = p.result("running_variance", running_variance, shape, prior=True)
+        running = mean, kept
+        if unbiased or factor == 0:
+            kept = None
+        else:
+            running = mean, p.vector(shape)
             if factor != 1:
-                p.axpby(1.0, kept, 0.0, copy)
+                p.axpby(1.0, kept, 0.0, running[1])
     if has_saved:
-        saved = (
-            p.result("saved_mean", saved_mean, shape),
-            p.result("saved_inv_variance", saved_inv_variance, shape),
-        )
+        saved = p.result("saved_mean", saved_mean, shape), p.result("saved_inv_variance", saved_inv_variance, shape)
     gain, offset = p.parameter("scale", scale, shape, 1.0), p.parameter("bias", bias, shape, 0.0)
-    p.training(
-        shape.kept, xb, gain, offset, yb,
-        alpha=alpha, beta=beta, epsilon=epsilon, factor=factor, running=running, saved=saved,
-    )  # fmt: skip
-    if kept is not None:  # what the library added to the copy is m / (m - 1) too large
-        p.axpby((shape.m - 1) / shape.m, copy, (1 - factor) / shape.m, kept)
+    options = {"alpha": alpha, "beta": beta, "epsilon": epsilon, "exponential_average_factor": factor}
+    p.training(shape.kept, xb, gain, offset, yb, **options, running=running, saved=saved)
+    if kept is not None and running is not None:  # what the library added to the copy is m / (m - 1) too large
+        p.axpby((shape.m - 1) / shape.m, running[1], (1 - factor) / shape.m, kept)
 
 
 @operation("x scale bias running_mean running_variance y")
@@ -190,7 +180,6 @@ def forward_inference(
     Notes
     -----
     Calls: forward inference; fill where scale or bias is None.
-    Workspace: none beyond the call's own, unless arrays are copied or converted.
 
     Examples
     --------
@@ -238,7 +227,6 @@ def forward_inference_inv_variance(
     -----
     Calls: forward inference on vectors for ``scale * inv_variance``, then forward inference with that as the scale,
     variance 1 and epsilon 0; one alone where the library takes the inverse standard deviation (`Capability.INVERSE`).
-    Workspace: up to 4 parameter vectors and what the calls ask for.
 
     Examples
     --------
@@ -351,7 +339,6 @@ def gather_stats(
     the rows, whose dbias and dscale are the sums over ranks; forward inference for the differences from the mean and
     for the inverse standard deviation; axpby for the sum within and between ranks, and for running statistics. Rows are
     added in their order or as the vendor reduces, which is the same on every rank of one library.
-    Workspace: 5 arrays of (R, C), up to 10 vectors, and what the calls ask for.
 
     Examples
     --------

@@ -24,16 +24,8 @@ UnsupportedError, WorkspaceError, VendorError"""
 class Recipe:
     """The steps that an operation becomes, and the arguments that its function takes.
 
-    Parameters
-    ----------
-    name : str
-        In errors and messages.
-    make : callable
-        Called with a `Program`, then with the arguments by name.
-    arrays : str
-        Which of its arguments are arrays.
-    fixed : dict
-        Arguments that are not the caller's.
+    `make` is called with a `Program` and the arguments by name, of which `arrays` says those that are arrays and
+    `fixed` those that are not the caller's.
     """
 
     def __init__(self, name: str, make: Callable[..., Any], arrays: str, fixed: dict[str, Any]) -> None:
@@ -58,23 +50,18 @@ class Recipe:
 
         def made(handle: Handle, *positional: Any, workspace: Any = None, **named: Any) -> None:
             values = bound(defaults, front, required, positional, named)
-            run(handle, workspace, self, self._values_of(positional, named) if values is None else values)
+            run(handle, workspace, self, self.bind(positional, named) if values is None else values)
 
         last = inspect.Parameter("workspace", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Any)
         return self._dressed(made, self.name, module, doc, [*self.parameters, last])
 
     def query(self, module: str, doc: str, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
         """A function with ``handle`` and the arguments of the recipe, which returns ``run(handle, values)``."""
-        values_of = self._values_of
 
         def made(handle: Handle, *positional: Any, **named: Any) -> Any:
-            return run(handle, values_of(positional, named))
+            return run(handle, self.bind(positional, named))
 
         return self._dressed(made, name, module, doc, self.parameters)
-
-    def bind(self, *positional: Any, **named: Any) -> tuple[Any, ...]:
-        """The arguments as a tuple in the order of the recipe."""
-        return self._values_of(positional, named)
 
     def _dressed(
         self, made: Callable[..., Any], name: str, module: str, doc: str, parameters: list[inspect.Parameter]
@@ -88,7 +75,7 @@ class Recipe:
         made.__wrapped__ = self.make  # type: ignore[attr-defined]  # in whose module its annotations have a meaning
         return made
 
-    def _values_of(self, positional: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+    def bind(self, positional: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """Arguments in the order of the recipe. `inspect.Signature.bind`, which is slow, only says what is wrong."""
         values = bound(self.defaults, self.front, self.required, positional, named)
         if values is None:
@@ -101,9 +88,7 @@ class Recipe:
 
 
 def operation(
-    arrays: str,
-    recipes: dict[str, Recipe] = RECIPES,
-    run: Callable[..., None] | None = None,
+    arrays: str, recipes: dict[str, Recipe] = RECIPES, run: Callable[..., None] | None = None
 ) -> Callable[[Callable[Concatenate[Program, _P], None]], Callable[Concatenate[Handle, _P], None]]:
     """Make a recipe an operation: a function of a handle in place of the program.
 
@@ -119,12 +104,9 @@ def operation(
 
 
 def alias(
-    function: Callable[Concatenate[Handle, _P], None],
-    name: str,
-    doc: str,
-    recipes: dict[str, Recipe] = RECIPES,
+    function: Callable[Concatenate[Handle, _P], None], name: str, doc: str, recipes: dict[str, Recipe] = RECIPES,
     **fixed: Any,
-) -> Callable[Concatenate[Handle, _P], None]:
+) -> Callable[Concatenate[Handle, _P], None]:  # fmt: skip
     """The same recipe by another name, with `fixed` arguments that are not the caller's."""
     known = recipes[function.__name__]
     arrays = " ".join(filter(None, known.arrays))
@@ -148,27 +130,10 @@ def _registered(
 
 
 def prepare(handle: Handle, recipe: Recipe, values: tuple[Any, ...]) -> tuple[Prepared, tuple[int, ...], list[Any]]:
-    """Check an operation, or find one alike that was checked before; for use inside the package.
+    """Check an operation with all its arguments, or find one alike that was checked before; for use inside the package.
 
-    Parameters
-    ----------
-    handle : Handle
-    recipe : Recipe
-    values : tuple
-        Its arguments, all of them.
-
-    Returns
-    -------
-    Prepared
-    addresses : tuple of int
-        Those of the arrays, for `Prepared.execute`.
-    held : list
-        What has to live as long as these addresses are used: the arguments, or what they said of themselves.
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError, ClosedError, UnsupportedError
-        As the operation would, before anything is written.
+    Returns the addresses of its arrays too, and what has to live as long as these are used: the arguments, or what
+    they said of themselves.
     """
     if type(handle) is not Handle:
         _arguments.instance(handle, Handle, "handle", "a Handle")
@@ -204,12 +169,6 @@ class Checked(NamedTuple):
         """Make the calls."""
         self.prepared.execute(self.handle, self.operation, self.addresses, workspace)
         _note(self.arrays, self.prepared, self.held)
-
-
-def prepare_named(handle: Handle, operation: str, *arguments: Any, **options: Any) -> Any:
-    """`prepare` of an operation of this package, with the defaults of its function."""
-    recipe = RECIPES[operation]
-    return prepare(handle, recipe, recipe.bind(*arguments, **options))
 
 
 def _prepare(handle: Handle, recipe: Recipe, values: list[Any]) -> Prepared:

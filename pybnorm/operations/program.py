@@ -8,7 +8,7 @@ import math
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from pybnorm.defects import Call
 from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError, UnsupportedError, WorkspaceError
 from pybnorm.operations import ways
-from pybnorm.operations.views import Axis, Dims, _Axis, _pieces, _views
+from pybnorm.operations.views import Axis, Dims, _pieces, _views
 
 _log = logging.getLogger("pybnorm.operations")
 
@@ -60,10 +60,6 @@ def kept_axes(axis: Axis, rank: int) -> Dims:
     Returns
     -------
     tuple of int
-
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
 
     Examples
     --------
@@ -106,21 +102,20 @@ class _Step(NamedTuple):
 RECIPES: dict[str, Any] = {}
 """The operations of this package by name, each a `preparation.Recipe`."""
 _NARROW = (DataType.FLOAT16, DataType.BFLOAT16)
-_OPERATIONS = {
-    "forward_training": Operation.FORWARD_TRAINING,
-    "forward_inference": Operation.FORWARD_INFERENCE,
-    "backward": Operation.BACKWARD,
-}
+_RUNNING, _SAVED = ("running_mean", "running_variance"), ("saved_mean", "saved_inv_variance")
+_Pair: TypeAlias = "tuple[Buffer, Buffer] | None"
 
 
-def _asked(
-    method: str, mode: Mode, data: dict[str, Buffer], parameters: dict[str, Buffer], options: dict[str, Any]
-) -> Call:
-    """Give what the table of defects is asked about."""
-    x = data["x"]
-    layout, alignment = _arguments.layout_of(x.dims, x.strides), ways.alignment_of(data.values())
-    saved, running = "saved_mean" in parameters, method != "forward_training" or "running_mean" in parameters
-    return Call(_OPERATIONS[method], mode, x.dtype, x.dims, layout, saved, options["beta"], alignment, running=running)
+def _named(names: tuple[str, str], pair: _Pair) -> dict[str, Buffer]:
+    return dict(zip(names, pair or (), strict=False))
+
+
+class _Wanted(NamedTuple):
+    """A batch-norm call without its data."""
+
+    method: str
+    parameters: dict[str, Buffer]
+    options: dict[str, Any]
 
 
 class Program:
@@ -130,11 +125,7 @@ class Program:
     are the same code. Arrays have addresses of a slot and an offset, as in `CallList`: slot 0 is the workspace, slot
     i + 1 the array argument i. `finish` makes a `Prepared`, which runs at any addresses.
 
-    Parameters
-    ----------
-    handle : Handle
-    deterministic : bool
-        Only ways whose bits are known to repeat.
+    With `deterministic` only ways are taken whose bits are known to repeat.
     """
 
     def __init__(self, handle: Handle, *, deterministic: bool = False) -> None:
@@ -171,15 +162,9 @@ class Program:
     # -------- arguments
 
     def data(
-        self,
-        name: str,
-        array: Any,
-        like: Buffer | None = None,
-        other: str = "x",
-        *,
-        output: bool = False,
+        self, name: str, array: Any, like: Buffer | None = None, other: str = "x", *, output: bool = False,
         empty: bool = False,
-    ) -> Buffer:
+    ) -> Buffer:  # fmt: skip
         """Check a data array: x, y, dy or dx. `empty`: axes may have length 0."""
         buffer = self.handle.buffer(array, name, output=output)
         if like is not None:
@@ -320,82 +305,32 @@ class Program:
     # -------- primitives
 
     def training(
-        self,
-        kept: Dims,
-        x: Buffer,
-        scale: Buffer,
-        bias: Buffer,
-        y: Buffer | None,
-        *,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        epsilon: float,
-        factor: float = 0.0,
-        running: tuple[Buffer, Buffer] | None = None,
-        saved: tuple[Buffer, Buffer] | None = None,
-    ) -> None:
+        self, kept: Dims, x: Buffer, scale: Buffer, bias: Buffer, y: Buffer | None, *, running: _Pair = None,
+        saved: _Pair = None, **options: float,
+    ) -> None:  # fmt: skip
         """Forward training; y None: scratch."""
-        parameters = {"scale": scale, "bias": bias}
-        if running is not None:
-            parameters |= {"running_mean": running[0], "running_variance": running[1]}
-        if saved is not None:
-            parameters |= {"saved_mean": saved[0], "saved_inv_variance": saved[1]}
-        options = {"alpha": alpha, "beta": beta, "epsilon": epsilon, "exponential_average_factor": factor}
-        self._call("forward_training", kept, {"x": x, "y": y}, parameters, options)
+        parameters = {"scale": scale, "bias": bias, **_named(_RUNNING, running), **_named(_SAVED, saved)}
+        options = {"alpha": 1.0, "beta": 0.0, "epsilon": 0.0, "exponential_average_factor": 0.0, **options}
+        self._call(_Wanted("forward_training", parameters, options), kept, {"x": x, "y": y})
 
     def inference(
-        self,
-        kept: Dims,
-        x: Buffer,
-        scale: Buffer,
-        bias: Buffer,
-        mean: Buffer,
-        variance: Buffer,
-        y: Buffer,
-        *,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        epsilon: float = 0.0,
-        inverse: bool = False,
-    ) -> None:
-        """Forward inference; nothing for an empty x. `inverse`: `variance` is 1 / sqrt(variance + epsilon)."""
-        if 0 in x.dims:
-            return
-        parameters = {"scale": scale, "bias": bias, "running_mean": mean, "running_variance": variance}
-        options: dict[str, Any] = {"alpha": alpha, "beta": beta, "epsilon": epsilon}
-        if inverse:
-            options["inverse"] = True
-        self._call("forward_inference", kept, {"x": x, "y": y}, parameters, options)
+        self, kept: Dims, x: Buffer, scale: Buffer, bias: Buffer, mean: Buffer, variance: Buffer, y: Buffer,
+        **options: float,
+    ) -> None:  # fmt: skip
+        """Forward inference; nothing for an empty x. With ``inverse`` `variance` is 1 / sqrt(variance + epsilon)."""
+        if 0 not in x.dims:
+            parameters = {"scale": scale, "bias": bias, "running_mean": mean, "running_variance": variance}
+            options = {"alpha": 1.0, "beta": 0.0, "epsilon": 0.0, **options}
+            self._call(_Wanted("forward_inference", parameters, options), kept, {"x": x, "y": y})
 
     def gradient(
-        self,
-        kept: Dims,
-        x: Buffer,
-        dy: Buffer,
-        scale: Buffer,
-        dx: Buffer | None,
-        dscale: Buffer,
-        dbias: Buffer,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-        alpha_param: float = 1.0,
-        beta_param: float = 0.0,
-        *,
-        epsilon: float = 0.0,
-        saved: tuple[Buffer, Buffer] | None = None,
-    ) -> None:
+        self, kept: Dims, x: Buffer, dy: Buffer, scale: Buffer, dx: Buffer | None, dscale: Buffer, dbias: Buffer, *,
+        saved: _Pair = None, **options: float,
+    ) -> None:  # fmt: skip
         """Backward; dx None: scratch."""
-        parameters = {"scale": scale, "dscale": dscale, "dbias": dbias}
-        if saved is not None:
-            parameters |= {"saved_mean": saved[0], "saved_inv_variance": saved[1]}
-        options = {
-            "alpha": alpha,
-            "beta": beta,
-            "alpha_param": alpha_param,
-            "beta_param": beta_param,
-            "epsilon": epsilon,
-        }
-        self._call("backward", kept, {"x": x, "dy": dy, "dx": dx}, parameters, options)
+        parameters = {"scale": scale, "dscale": dscale, "dbias": dbias, **_named(_SAVED, saved)}
+        options = {"alpha": 1.0, "beta": 0.0, "alpha_param": 1.0, "beta_param": 0.0, "epsilon": 0.0, **options}
+        self._call(_Wanted("backward", parameters, options), kept, {"x": x, "dy": dy, "dx": dx})
 
     def axpby(self, a: float, x: Buffer, b: float, y: Buffer) -> None:
         """``y = a * x + b * y``."""
@@ -417,45 +352,26 @@ class Program:
             self._step(Operation.FILL, {"y": ys}, {"value": value}, 0, f"fill {ys.dtype.short} {ys.dims}")
 
     def _step(
-        self,
-        operation: Operation,
-        arrays: dict[str, Buffer],
-        values: dict[str, Any],
-        inner: int,
-        text: str,
+        self, operation: Operation, arrays: dict[str, Buffer], values: dict[str, Any], inner: int, text: str,
         way: Way | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.inner = max(self.inner, inner)
         self.steps.append(_Step(operation, arrays, values, inner, text, way))
 
-    def _call(
-        self,
-        method: str,
-        kept: Dims,
-        data: dict[str, Buffer | None],
-        parameters: dict[str, Buffer],
-        options: dict[str, Any],
-    ) -> None:
+    def _call(self, wanted: _Wanted, kept: Dims, data: dict[str, Buffer | None]) -> None:
         """Add a batch-norm call on the first view that the backend supports, or on packed copies.
 
         `data` starts with x; a scratch array replaces None.
         """
         refusal = None
-        present = [b for b in data.values() if b is not None]
-        for mode, axes in _views(kept, present):
+        present = {name: buffer for name, buffer in data.items() if buffer is not None}
+        for mode, axes in _views(kept, list(present.values())):
             mark = self.used
-            strides = iter(range(len(present)))
-            viewed = {}
-            for name, buffer in data.items():
-                if buffer is None:
-                    viewed[name] = self._unused(present[0].dtype, axes)
-                else:
-                    i = next(strides)
-                    viewed[name] = buffer._replace(
-                        dims=tuple(size for size, _ in axes), strides=tuple(steps[i] for _, steps in axes)
-                    )
+            viewed = ways.viewed(present, axes)
             try:
-                self._emit(method, mode, viewed, parameters, options)
+                self._emit(
+                    wanted, mode, {n: viewed[n] if n in viewed else self.scratch_like(viewed["x"]) for n in data}
+                )
                 return
             except UnsupportedError as error:
                 self.used = mark
@@ -464,95 +380,64 @@ class Program:
         if refusal is not None:
             reason = f"the backend has no path for a view: {refusal.text}"
         try:
-            self._on_copies(method, kept, data, parameters, options, reason)
+            self._on_copies(wanted, kept, data, reason)
         except UnsupportedError as error:
             raise (refusal or error) from None
 
-    def _on_copies(
-        self,
-        method: str,
-        kept: Dims,
-        data: dict[str, Buffer | None],
-        parameters: dict[str, Buffer],
-        options: dict[str, Any],
-        reason: str,
-    ) -> None:
-        x = next(b for b in data.values() if b is not None)
-        output = "dx" if method == "backward" else "y"
+    def _on_copies(self, wanted: _Wanted, kept: Dims, data: dict[str, Buffer | None], reason: str) -> None:
+        x = _need(data["x"])
+        output = "dx" if wanted.method == "backward" else "y"
         # All calls of a program use one order, so that they share the copies.
         order = [*kept, *(a for a in range(len(x.dims)) if a not in kept)]
         dims = tuple(x.dims[a] for a in order)
-        count = math.prod(x.dims[a] for a in kept)
         packed, back = {}, []
         for name, buffer in data.items():
-            if buffer is None:
-                packed[name] = self.scratch(dims, x.dtype)
-                continue
-            key = buffer.pointer, buffer.dims
-            if name != output and key in self._packed:
+            key = (buffer.pointer, buffer.dims) if buffer is not None and name != output else None
+            if key is not None and key in self._packed:
                 packed[name] = self._packed[key]
                 continue
             packed[name] = self.scratch(dims, x.dtype)
+            if buffer is None:
+                continue
             original = buffer._replace(dims=dims, strides=tuple(buffer.strides[a] for a in order))
-            self.copies.append(f"{name} of {method}: {reason}")
-            if name == output:
+            self.copies.append(f"{name} of {wanted.method}: {reason}")
+            if key is None:
                 back.append((packed[name], original))
             else:
                 self._packed[key] = packed[name]
-            if name != output or options["beta"] != 0.0:
+            if key is not None or wanted.options["beta"] != 0.0:
                 self.axpby(1.0, original, 0.0, packed[name])
+        count = math.prod(x.dims[a] for a in kept)
         m = math.prod(dims) // count
         viewed = {n: b._replace(dims=(1, count, m), strides=(count * m, m, 1)) for n, b in packed.items()}
-        self._emit(method, Mode.SPATIAL, viewed, parameters, options)
+        self._emit(wanted, Mode.SPATIAL, viewed)
         for source, target in back:
             self.axpby(1.0, source, 0.0, target)
 
-    def _unused(self, dtype: DataType, axes: list[_Axis]) -> Buffer:
-        """Scratch for an output that the caller did not ask for, in the memory order of the first array."""
-        dims = tuple(size for size, _ in axes)
-        steps = [0] * len(dims)
-        step = 1
-        for a in sorted(range(len(dims)), key=lambda a: (axes[a][1][0], dims[a] == 1)):
-            steps[a] = step
-            step *= dims[a]
-        return self.scratch(dims, dtype, tuple(steps))
-
-    def _emit(
-        self,
-        method: str,
-        mode: Mode,
-        data: dict[str, Buffer],
-        parameters: dict[str, Buffer],
-        options: dict[str, Any],
-    ) -> None:
+    def _emit(self, wanted: _Wanted, mode: Mode, data: dict[str, Buffer]) -> None:
         """One call on views that the vendors know."""
-        operation, values, way = _OPERATIONS[method], {"mode": mode, **options}, None
+        method, parameters, options = wanted
+        operation, values, way = Operation[method.upper()], {"mode": mode, **options}, None
         if self.plans:
             way = ways.auto(self.handle, operation, data, parameters, values, self.deterministic)
-        descriptors: dict[str, Any] = {
-            f"{name}_desc": self.handle.descriptor(buffer, name) for name, buffer in data.items()
-        }
-        x = data["x"]
-        query = {name: value for name, value in options.items() if name in ("alpha", "beta", "epsilon")}
-        if method == "backward":
-            query |= {"alpha_param": options["alpha_param"], "beta_param": options["beta_param"]}
+        descriptors = {f"{name}_desc": self.handle.descriptor(buffer, name) for name, buffer in data.items()}
+        x, x_desc = data["x"], descriptors.pop("x_desc")
+        asked: dict[str, Any] = {n: v for n, v in values.items() if n not in ("exponential_average_factor", "inverse")}
+        saved, running = "saved_mean" in parameters, "running_mean" in parameters
+        asked |= {"running": running, "saved": saved, **descriptors}
+        # The plain algorithm is for data that are less aligned: whatever defects it has.
+        asked["algorithm"] = None if way is None else "plain"
         try:
-            inner = self.handle.workspace_size(
-                operation,
-                descriptors.pop("x_desc"),
-                mode=mode,
-                **descriptors,
-                **query,
-                running="running_mean" in parameters,
-                saved="saved_mean" in parameters,
-                algorithm=None if way is None else "plain",  # for data that are less aligned: whatever defects it has
-            )
+            inner = self.handle.workspace_size(operation, x_desc, **asked)
         except NotImplementedError:  # the vendor's own error, too
             if way is None:
                 raise
             inner = 0
         written = [n for n in (*data, *parameters) if n not in ("x", "dy", "z", "scale", "bias")]
-        self._asked.append((_asked(method, mode, data, parameters, options), written, way))
+        layout, alignment = _arguments.layout_of(x.dims, x.strides), ways.alignment_of(data.values())
+        running = running or operation != Operation.FORWARD_TRAINING
+        call = Call(operation, mode, x.dtype, x.dims, layout, saved, options["beta"], alignment, running=running)
+        self._asked.append((call, written, way))
         text = f"{method} {mode.name} {x.dtype.short} {x.dims}" + (" of 1/sigma" if "inverse" in options else "")
         if way is not None:  # the entry point's too: calls on data that are less aligned go there
             inner, text = max(inner, way.workspace_size), f"{text} by {way.algorithm}"
@@ -577,12 +462,7 @@ class Program:
 class Prepared:
     """An operation, checked and ready to run any number of times, on arrays at any addresses.
 
-    Attributes
-    ----------
-    nbytes : int
-        Bytes of workspace: the scratch arrays, then the largest workspace of a call.
-    calls, copies : tuple of str
-        As in `Plan`.
+    Its workspace has the scratch arrays, then the largest workspace of a call.
     """
 
     def __init__(self, program: Program, least: int = 0) -> None:
@@ -600,15 +480,7 @@ class Prepared:
         self.written = self._list.written()
 
     def check(self, addresses: tuple[int, ...], workspace: int = 0) -> None:
-        """Refuse arrays with an output that overlaps another.
-
-        Parameters
-        ----------
-        addresses : tuple of int
-            Of the workspace, then those of the array arguments.
-        workspace : int
-            Bytes of the workspace that must not overlap the arrays; 0: it is not checked.
-        """
+        """Refuse an output that overlaps an array, or a workspace of so many bytes; its address comes first."""
         if self._list.apart(addresses, workspace):
             return
         outputs, inputs = ([_moved(r, addresses) for r in regions] for regions in self._regions)
@@ -620,18 +492,7 @@ class Prepared:
         _arguments.disjoint(outputs, inputs)
 
     def execute(self, handle: Handle, operation: str, addresses: tuple[int, ...], workspace: Any) -> None:
-        """Check the workspace and overlaps, then make the calls.
-
-        Parameters
-        ----------
-        handle : Handle
-            The handle that it was prepared for.
-        operation : str
-            The operation's name in errors and messages.
-        addresses : tuple of int
-            As in `check`.
-        workspace : array, (address, bytes) or None
-        """
+        """Check the workspace and overlaps, then make the calls, on the handle that it was prepared for."""
         address, size = (0, 0) if workspace is None else handle.memory(workspace)
         given = workspace is not None
         if self.nbytes and given and (size < self.nbytes or address % ALIGNMENT):

@@ -216,7 +216,6 @@ def relu(p: Program, x: Any, y: Any, *, workspace: Any = None) -> None:
     Calls: relu, on the view of least rank; several where more than 5 axes do not merge. What a NaN and minus infinity
     become is the vendor's: see `Handle.relu`. MIOpen takes packed float32 and float16 in one memory order: others are
     copied (axpby), bfloat16 through float32.
-    Workspace: for the copies.
 
     Examples
     --------
@@ -244,7 +243,6 @@ def relu_backward(p: Program, x: Any, dy: Any, dx: Any, *, workspace: Any = None
     -----
     Calls: relu_backward, on the view of least rank; several where more than 5 axes do not merge. x and dy that do not
     lie as dx does are copied (axpby), because cuDNN takes arrays of the same strides only; MIOpen's as for `relu`.
-    Workspace: for the copies.
 
     Examples
     --------

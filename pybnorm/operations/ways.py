@@ -12,7 +12,7 @@ from pybnorm._core import SLOT_BITS, Handle, cache, capability, way_of
 from pybnorm._core import Plan as Way
 from pybnorm.enums import Capability, Mode, Operation
 from pybnorm.errors import UnsupportedError
-from pybnorm.operations.views import Dims, _views
+from pybnorm.operations.views import Dims, _Axis, _views
 
 MOST_WAYS = 256
 """Ways that a handle keeps: programs of other counts than the last are made of the same calls."""
@@ -90,24 +90,30 @@ def half(
         options |= {"alpha_param": 1.0, "beta_param": 0.0}
     for mode, axes in _views(kept, list(data.values())):
         dims = tuple(size for size, _ in axes)
-        viewed = {
-            name: buffer._replace(dims=dims, strides=tuple(steps[i] for _, steps in axes))
-            for i, (name, buffer) in enumerate(data.items())
-        }
-        layout = _arguments.layout_of(dims, viewed["x"].strides)
+        views = viewed(data, axes)
+        layout = _arguments.layout_of(dims, views["x"].strides)
         bits, _ = capability(handle.backend, operation, mode, x.dtype, layout, len(dims))
         if not bits & Capability.HALVES:
             continue
         values = {"mode": mode, **options}
-        way = auto(handle, operation, viewed, parameters, values, p.deterministic, share, not share)
+        way = auto(handle, operation, views, parameters, values, p.deterministic, share, not share)
         if way is not None:
             what = "of sums" if share else "sums"
             text = f"{operation.name.lower()} {what} {mode.name} {x.dtype.short} {dims} by {way.algorithm}"
             given = values | ({"share": share} if share else {"sums_only": True})
-            arrays = viewed | shaped(parameters, dims, mode)
+            arrays = views | shaped(parameters, dims, mode)
             p._step(operation, arrays, given, way.workspace_size, text, way)
             return True
     return False
+
+
+def viewed(data: dict[str, Buffer], axes: Sequence[_Axis]) -> dict[str, Buffer]:
+    """Arrays with the axes of one of their views."""
+    dims = tuple(size for size, _ in axes)
+    return {
+        name: buffer._replace(dims=dims, strides=tuple(steps[i] for _, steps in axes))
+        for i, (name, buffer) in enumerate(data.items())
+    }
 
 
 def shaped(vectors: dict[str, Buffer], dims: Dims, mode: Mode) -> dict[str, Buffer]:

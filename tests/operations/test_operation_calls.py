@@ -780,7 +780,8 @@ def test_a_handle_that_is_closed_meanwhile_keeps_nothing(bench, monkeypatch):
             return made
 
         monkeypatch.setattr(preparation, "_prepare", slow)
-        preparation.prepare_named(handle, "backward", **given(bench, "backward"))
+        recipe = program.RECIPES["backward"]
+        preparation.prepare(handle, recipe, recipe.bind((), given(bench, "backward")))
         assert not _core.cache(handle, "operations")
 
 
