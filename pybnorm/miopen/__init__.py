@@ -85,27 +85,12 @@ __all__ = [
 _P = ParamSpec("_P")
 
 
-def _of(
-    operation: Operation, plainer: Callable[..., None] | None = None
-) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
-    """A function that has MIOpen's signature and documentation alone becomes the call.
-
-    A form of a `plainer` call documents what it has more; the rest is written here.
-    """
+def _of(operation: Operation) -> Callable[[Callable[_P, None]], Callable[_P, None]]:
+    """A function that has MIOpen's signature and documentation alone becomes the call."""
 
     def decorate(function: Callable[_P, None]) -> Callable[_P, None]:
-        parameters = list(inspect.signature(function).parameters.values())
-        if plainer is not None:
-            text, _, example = inspect.cleandoc(function.__doc__ or "").partition("\n\nExamples\n")
-            if "\nParameters\n" not in text:
-                text += "\n\nParameters\n----------"
-            if any(p.name == "activ_desc" for p in parameters):
-                text += "\nactiv_desc : ActivationDescriptor or None\n    None is PASTHRU."
-            told = {name for line in text.splitlines() for name in line.partition(" : ")[0].split(", ")}
-            others = ", ".join(p.name for p in parameters if p.name not in told)
-            raised = "Raises\n------\nArgumentError, UnsupportedError, VendorError"
-            text += f"\n{others}\n    As in `{plainer.__name__}`.\n\n{raised}\n\nExamples\n"
-            function.__doc__ = text + (example or f"--------\nThat of `{plainer.__name__}`, with the other arguments.")
+        signature = inspect.signature(function)
+        parameters = signature.parameters.values()
         defaults = {p.name: p.default for p in parameters}
         front = tuple([p.name for p in parameters if p.kind != p.KEYWORD_ONLY])
         required = tuple([p.name for p in parameters if p.default is p.empty])
@@ -114,12 +99,43 @@ def _of(
         def called(*positional: _P.args, **named: _P.kwargs) -> None:
             values = core.bound(defaults, front, required, positional, named)
             if values is None:
-                return function(*positional, **named)  # Python's own TypeError
+                values = signature.bind(*positional, **named).args  # raises Python's own TypeError
             arguments.run(operation, dict(zip(defaults, values, strict=True)), _activation)
 
         return called
 
     return decorate
+
+
+def _form(
+    operation: Operation, plainer: Callable[..., None], name: str, changes: dict[str, str], doc: str
+) -> Callable[..., None]:
+    """A call with some arguments of a plainer one replaced by others; `doc` says what these are, but for descriptors.
+
+    Both have the names of arguments, those of the replacement separated by spaces.
+    """
+    parameters = []
+    for parameter in inspect.signature(plainer).parameters.values():
+        for new in changes.get(parameter.name, parameter.name).split():
+            described = new == parameter.name or parameter.name.endswith("_desc")
+            parameters.append(parameter.replace(name=new, annotation=parameter.annotation if described else Any))
+    names, before = [p.name for p in parameters], inspect.signature(plainer).parameters
+    text, _, example = inspect.cleandoc(doc).partition("\n\nExamples\n")
+    text += "" if "\nParameters\n" in text else "\n\nParameters\n----------"
+    told = {told for line in text.splitlines() for told in line.partition(" : ")[0].split(", ")}
+    for new in [n for n in names if n not in before and n not in told]:
+        of = [n for n, operand in arguments.OPERANDS.items() if operand.descriptor == new and n in names]
+        kind = "ActivationDescriptor or None\n    None is PASTHRU."
+        text += f"\n{new} : " + (f"TensorDescriptor\n    Of {' and '.join(f'`{n}`' for n in of)}." if of else kind)
+        told.add(new)
+    text += f"\n{', '.join(n for n in names if n not in told)}\n    As in `{plainer.__name__}`.\n\nExamples\n"
+
+    def function() -> None: ...
+
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = text + (example or f"--------\nThat of `{plainer.__name__}`, with the other arguments.")
+    return _of(operation)(function)
 
 
 def cumulative_average_factor(n: int) -> float:
@@ -137,22 +153,12 @@ def cumulative_average_factor(n: int) -> float:
     -------
     float
 
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError
-        `n` is not an integer, or negative.
-
     Examples
     --------
     >>> [round(pybnorm.miopen.cumulative_average_factor(n), 3) for n in range(3)]
     [1.0, 0.5, 0.333]
     """
-    number = _arguments.index(n)
-    if number is None:
-        raise ArgumentTypeError("n", n, "an integer from 0")
-    if number < 0:
-        raise ArgumentError("n", n, "an integer from 0")
-    return 1 / (1 + number)
+    return 1 / (1 + _arguments.count(n, "n", 0))
 
 
 def derive_bn_tensor_descriptor(x_desc: TensorDescriptor, bn_mode: object) -> TensorDescriptor:
@@ -169,10 +175,6 @@ def derive_bn_tensor_descriptor(x_desc: TensorDescriptor, bn_mode: object) -> Te
     TensorDescriptor
         (1, C, 1...) for SPATIAL, (1, C, spatial...) for PER_ACTIVATION; float64 for float64 data, else float32;
         packed. MIOpen's first argument, the descriptor to be set, is the result here.
-
-    Raises
-    ------
-    ArgumentError, UnsupportedError
 
     Notes
     -----
@@ -223,13 +225,8 @@ def batch_normalization_forward_training(
     result_save_mean, result_save_inv_variance : int or array or None
         Written; both or none.
 
-    Raises
-    ------
-    ArgumentError, UnsupportedError, VendorError
-
     Notes
     -----
-    Source of the formula: MIOpen's batch-norm page; where that says nothing, the module does.
     Vendor symbols: see `pybnorm.batch_normalization_forward_training`.
     Workspace: `Handle.workspace_size` of `Operation.FORWARD_TRAINING`.
 
@@ -249,36 +246,21 @@ def batch_normalization_forward_training(
     """
 
 
-@_of(Operation.FORWARD_TRAINING, batch_normalization_forward_training)
-def batch_normalization_forward_training_v2(
-    handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
-    y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
-    saved_mean_desc: TensorDescriptor, saved_var_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
-    exp_avg_factor: float, result_running_mean: Any, result_running_variance: Any, epsilon: float,
-    result_save_mean: Any, result_save_inv_variance: Any, *, workspace: Any = None, strict: bool = True,
-) -> None:  # fmt: skip
-    """``miopenBatchNormalizationForwardTraining_V2``: a descriptor for each parameter, dtypes may differ.
-
-    Parameters
-    ----------
-    scale_desc, bias_desc : TensorDescriptor
-        Of `bn_scale` and `bn_bias` (MIOpen spells the second one ``biasVarDesc``).
-    saved_mean_desc : TensorDescriptor
-        Of `result_running_mean` and `result_save_mean`.
-    saved_var_desc : TensorDescriptor
-        Of `result_running_variance` and `result_save_inv_variance`.
-    """
-
-
-@_of(Operation.FORWARD_TRAINING, batch_normalization_forward_training_v2)
-def batch_normalization_forward_training_v3(
-    handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
-    y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
-    saved_mean_desc: TensorDescriptor, saved_var_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
-    exp_avg_factor: float, prev_result_running_mean: Any, prev_result_running_variance: Any,
-    next_result_running_mean: Any, next_result_running_variance: Any, epsilon: float, result_save_mean: Any,
-    result_save_inv_variance: Any, *, workspace: Any = None, strict: bool = True,
-) -> None:  # fmt: skip
+batch_normalization_forward_training_v2 = _form(
+    Operation.FORWARD_TRAINING,
+    batch_normalization_forward_training,
+    "batch_normalization_forward_training_v2",
+    {"bn_scale_bias_mean_var_desc": "scale_desc bias_desc saved_mean_desc saved_var_desc"},
+    """``miopenBatchNormalizationForwardTraining_V2``: a descriptor for each parameter, dtypes may differ.""",
+)
+batch_normalization_forward_training_v3 = _form(
+    Operation.FORWARD_TRAINING,
+    batch_normalization_forward_training_v2,
+    "batch_normalization_forward_training_v3",
+    {
+        "result_running_mean": "prev_result_running_mean prev_result_running_variance",
+        "result_running_variance": "next_result_running_mean next_result_running_variance",
+    },
     """``miopenBatchNormalizationForwardTraining_V3``: running statistics are read from one pair and written to another.
 
     ``next = (1 - factor) * prev + factor * batch``
@@ -289,18 +271,19 @@ def batch_normalization_forward_training_v3(
         Read only. They may be the next ones, which is the call of ``_v2``; a part of them may not.
     next_result_running_mean, next_result_running_variance : int or array or None
         Written. All four are given or none.
-    """
+    """,
+)
 
 
 # ---------------------------------------------------------------- forward inference
 
 
-@_of(Operation.FORWARD_INFERENCE, batch_normalization_forward_training)
-def batch_normalization_forward_inference(
-    handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
-    y_desc: TensorDescriptor, y: Any, bn_scale_bias_mean_var_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
-    estimated_mean: Any, estimated_variance: Any, epsilon: float, *, workspace: Any = None, strict: bool = True,
-) -> None:  # fmt: skip
+batch_normalization_forward_inference = _form(
+    Operation.FORWARD_INFERENCE,
+    batch_normalization_forward_training,
+    "batch_normalization_forward_inference",
+    {"exp_avg_factor": "estimated_mean estimated_variance", "result_running_mean": "", "result_running_variance": ""}
+    | {"result_save_mean": "", "result_save_inv_variance": ""},
     """``miopenBatchNormalizationForwardInference``: normalize by estimated statistics, or the batch's without them.
 
     ``y = alpha * (scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y``. Workspace:
@@ -312,43 +295,30 @@ def batch_normalization_forward_inference(
     estimated_mean, estimated_variance : int or array or None
         A mean and a variance, not an inverse standard deviation. Both, or none: then those of x are used, the
         variance biased, and only y is written.
-    """
-
-
-@_of(Operation.FORWARD_INFERENCE, batch_normalization_forward_inference)
-def batch_normalization_forward_inference_v2(
-    handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
-    y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
-    est_mean_desc: TensorDescriptor, est_variance_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
-    estimated_mean: Any, estimated_variance: Any, epsilon: float, *, workspace: Any = None, strict: bool = True,
-) -> None:  # fmt: skip
-    """``miopenBatchNormalizationForwardInference_V2``: a descriptor for each parameter, dtypes may differ.
-
-    Parameters
-    ----------
-    scale_desc, bias_desc, est_mean_desc, est_variance_desc : TensorDescriptor
-        Of `bn_scale`, `bn_bias`, `estimated_mean` and `estimated_variance`.
-    """
-
-
-@_of(Operation.FORWARD_INFERENCE, batch_normalization_forward_inference_v2)
-def batch_normalization_forward_inference_inv_variance(
-    handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
-    y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
-    est_mean_desc: TensorDescriptor, est_inv_variance_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
-    estimated_mean: Any, estimated_inv_variance: Any, *, workspace: Any = None, strict: bool = True,
-) -> None:  # fmt: skip
+    """,
+)
+batch_normalization_forward_inference_v2 = _form(
+    Operation.FORWARD_INFERENCE,
+    batch_normalization_forward_inference,
+    "batch_normalization_forward_inference_v2",
+    {"bn_scale_bias_mean_var_desc": "scale_desc bias_desc est_mean_desc est_variance_desc"},
+    """``miopenBatchNormalizationForwardInference_V2``: a descriptor for each parameter, dtypes may differ.""",
+)
+batch_normalization_forward_inference_inv_variance = _form(
+    Operation.FORWARD_INFERENCE,
+    batch_normalization_forward_inference_v2,
+    "batch_normalization_forward_inference_inv_variance",
+    {"est_variance_desc": "est_inv_variance_desc", "estimated_variance": "estimated_inv_variance", "epsilon": ""},
     """``miopenBatchNormalizationForwardInferenceInvVariance``: normalize by an inverse standard deviation.
 
     ``y = alpha * (scale * (x - mean) * inv_variance + bias) + beta * y``
 
     Parameters
     ----------
-    est_inv_variance_desc : TensorDescriptor
-        Of `estimated_inv_variance`.
     estimated_mean, estimated_inv_variance : int or array or None
         The latter is ``1 / sqrt(variance + epsilon)``. Both, or none: then those of x are used, with epsilon 1e-5.
-    """
+    """,
+)
 
 
 # ---------------------------------------------------------------- backward
@@ -388,13 +358,8 @@ def batch_normalization_backward(
     saved_mean, saved_inv_variance : int or array or None
         As forward training wrote them, taken as they are; both, or none: computed from x.
 
-    Raises
-    ------
-    ArgumentError, UnsupportedError, VendorError
-
     Notes
     -----
-    Source of the formula: MIOpen's batch-norm page and Ioffe & Szegedy 2015, section 3.
     Vendor symbols: see `pybnorm.batch_normalization_backward`.
     Workspace: `Handle.workspace_size` of `Operation.BACKWARD`.
 
@@ -414,26 +379,13 @@ def batch_normalization_backward(
     """
 
 
-@_of(Operation.BACKWARD, batch_normalization_backward)
-def batch_normalization_backward_v2(
-    handle: Handle, bn_mode: object, alpha_data_diff: float, beta_data_diff: float, alpha_param_diff: float,
-    beta_param_diff: float, x_desc: TensorDescriptor, x: Any, dy_desc: TensorDescriptor, dy: Any,
-    dx_desc: TensorDescriptor, dx: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
-    saved_mean_desc: TensorDescriptor, saved_var_desc: TensorDescriptor, bn_scale: Any, result_bn_scale_diff: Any,
-    result_bn_bias_diff: Any, epsilon: float, saved_mean: Any, saved_inv_variance: Any,
-    *, workspace: Any = None, strict: bool = True,
-) -> None:  # fmt: skip
-    """``miopenBatchNormalizationBackward_V2``: a descriptor for each parameter, dtypes may differ.
-
-    Parameters
-    ----------
-    scale_desc : TensorDescriptor
-        Of `bn_scale` and `result_bn_scale_diff`.
-    bias_desc : TensorDescriptor
-        Of `result_bn_bias_diff`.
-    saved_mean_desc, saved_var_desc : TensorDescriptor
-        Of `saved_mean` and `saved_inv_variance`.
-    """
+batch_normalization_backward_v2 = _form(
+    Operation.BACKWARD,
+    batch_normalization_backward,
+    "batch_normalization_backward_v2",
+    {"bn_scale_bias_diff_desc": "scale_desc bias_desc saved_mean_desc saved_var_desc"},
+    """``miopenBatchNormalizationBackward_V2``: a descriptor for each parameter, dtypes may differ.""",
+)
 
 
 # ---------------------------------------------------------------- the calls with an activation
@@ -473,15 +425,11 @@ class ActivationDescriptor(NamedTuple):
     beta: float = 0.0
 
 
-@_of(Operation.FORWARD_TRAINING, batch_normalization_forward_training_v2)
-def batch_norm_forward_training_activation(
-    handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
-    y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
-    saved_mean_desc: TensorDescriptor, saved_var_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
-    exp_avg_factor: float, result_running_mean: Any, result_running_variance: Any, epsilon: float,
-    result_save_mean: Any, result_save_inv_variance: Any, activ_desc: ActivationDescriptor | None, *,
-    workspace: Any = None, strict: bool = True,
-) -> None:  # fmt: skip
+batch_norm_forward_training_activation = _form(
+    Operation.FORWARD_TRAINING,
+    batch_normalization_forward_training_v2,
+    "batch_norm_forward_training_activation",
+    {"result_save_inv_variance": "result_save_inv_variance activ_desc"},
     """``miopenBatchNormForwardTrainingActivation``: forward training, then an activation.
 
     ``y = alpha * act(scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y``
@@ -501,56 +449,34 @@ def batch_norm_forward_training_activation(
     ...     )
     >>> y.round(3), mean, variance
     (array([[[[0.   , 1.   , 2.225]]]], dtype=float32), array([1.5], dtype=float32), array([1.], dtype=float32))
-    """
-
-
-@_of(Operation.FORWARD_INFERENCE, batch_normalization_forward_inference_v2)
-def batch_norm_forward_inference_activation(
-    handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
-    y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
-    est_mean_desc: TensorDescriptor, est_variance_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
-    estimated_mean: Any, estimated_variance: Any, epsilon: float, activ_desc: ActivationDescriptor | None, *,
-    workspace: Any = None, strict: bool = True,
-) -> None:  # fmt: skip
-    """``miopenBatchNormForwardInferenceActivation``: forward inference, then an activation.
-
-    ``y = alpha * act(scale * (x - mean) / sqrt(variance + epsilon) + bias) + beta * y``
-    """
-
-
-@_of(Operation.FORWARD_TRAINING, batch_normalization_forward_training_v3)
-def batch_norm_forward_training_activation_v2(
-    handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
-    y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
-    saved_mean_desc: TensorDescriptor, saved_var_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
-    exp_avg_factor: float, prev_result_running_mean: Any, prev_result_running_variance: Any,
-    next_result_running_mean: Any, next_result_running_variance: Any, epsilon: float, result_save_mean: Any,
-    result_save_inv_variance: Any, activ_desc: ActivationDescriptor | None, *, workspace: Any = None,
-    strict: bool = True,
-) -> None:  # fmt: skip
-    """``miopenBatchNormForwardTrainingActivation_V2``: the call of ``..._v3``, then an activation."""
-
-
-@_of(Operation.FORWARD_INFERENCE, batch_normalization_forward_inference_inv_variance)
-def batch_norm_forward_inference_activation_inv_variance(
-    handle: Handle, bn_mode: object, alpha: float, beta: float, x_desc: TensorDescriptor, x: Any,
-    y_desc: TensorDescriptor, y: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
-    est_mean_desc: TensorDescriptor, est_inv_variance_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
-    estimated_mean: Any, estimated_inv_variance: Any, activ_desc: ActivationDescriptor | None, *,
-    workspace: Any = None, strict: bool = True,
-) -> None:  # fmt: skip
-    """``miopenBatchNormForwardInferenceActivationInvVariance``: ``..._inv_variance``, then an activation."""
-
-
-@_of(Operation.BACKWARD, batch_normalization_backward_v2)
-def batch_norm_backward_activation(
-    handle: Handle, bn_mode: object, alpha_data_diff: float, beta_data_diff: float, alpha_param_diff: float,
-    beta_param_diff: float, x_desc: TensorDescriptor, x: Any, dy_desc: TensorDescriptor, dy: Any,
-    dx_desc: TensorDescriptor, dx: Any, scale_desc: TensorDescriptor, bias_desc: TensorDescriptor,
-    saved_mean_desc: TensorDescriptor, saved_var_desc: TensorDescriptor, bn_scale: Any, bn_bias: Any,
-    result_bn_scale_diff: Any, result_bn_bias_diff: Any, epsilon: float, saved_mean: Any, saved_inv_variance: Any,
-    activ_desc: ActivationDescriptor | None, *, workspace: Any = None, strict: bool = True,
-) -> None:  # fmt: skip
+    """,
+)
+batch_norm_forward_training_activation_v2 = _form(
+    Operation.FORWARD_TRAINING,
+    batch_normalization_forward_training_v3,
+    "batch_norm_forward_training_activation_v2",
+    {"result_save_inv_variance": "result_save_inv_variance activ_desc"},
+    """``miopenBatchNormForwardTrainingActivation_V2``: the call of ``..._v3``, then an activation.""",
+)
+batch_norm_forward_inference_activation = _form(
+    Operation.FORWARD_INFERENCE,
+    batch_normalization_forward_inference_v2,
+    "batch_norm_forward_inference_activation",
+    {"epsilon": "epsilon activ_desc"},
+    """``miopenBatchNormForwardInferenceActivation``: forward inference, then an activation.""",
+)
+batch_norm_forward_inference_activation_inv_variance = _form(
+    Operation.FORWARD_INFERENCE,
+    batch_normalization_forward_inference_inv_variance,
+    "batch_norm_forward_inference_activation_inv_variance",
+    {"estimated_inv_variance": "estimated_inv_variance activ_desc"},
+    """``miopenBatchNormForwardInferenceActivationInvVariance``: ``..._inv_variance``, then an activation.""",
+)
+batch_norm_backward_activation = _form(
+    Operation.BACKWARD,
+    batch_normalization_backward_v2,
+    "batch_norm_backward_activation",
+    {"bn_scale": "bn_scale bn_bias", "saved_inv_variance": "saved_inv_variance activ_desc"},
     """``miopenBatchNormBackwardActivation``: gradients of forward training followed by an activation.
 
     dy is the gradient at the activation's output. What `batch_normalization_backward` has for dy is here dy where
@@ -560,9 +486,8 @@ def batch_norm_backward_activation(
     ----------
     bn_bias : int or array or None
         Required but with PASTHRU, which does not read it.
-    bias_desc : TensorDescriptor
-        Of `bn_bias` and `result_bn_bias_diff`.
-    """
+    """,
+)
 
 
 _NEUTRAL = {

@@ -15,7 +15,7 @@ from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError
 from pybnorm.operations import activated
 from pybnorm.operations.program import _need, region
 
-__all__ = ["mode_of", "run"]
+__all__ = ["OPERANDS", "mode_of", "run"]
 
 
 class _Operand(NamedTuple):
@@ -28,7 +28,7 @@ class _Operand(NamedTuple):
     written: bool = False
 
 
-_OPERANDS = {
+OPERANDS = {
     "x": _Operand("x", "x_desc"),
     "dy": _Operand("dy", "dy_desc"),
     "y": _Operand("y", "y_desc", written=True),
@@ -91,7 +91,7 @@ def run(operation: Operation, given: dict[str, Any], activation: Callable[[objec
     shared = next((name for name in _OF_ALL if name in given), None)
     found: dict[str, Buffer | None] = {}
     act: dict[str, Any] = {}
-    for name, operand in _OPERANDS.items():
+    for name, operand in OPERANDS.items():
         if name not in given or (name == "bn_bias" and operation == Operation.BACKWARD and not act):
             continue
         described = shared if shared is not None and name not in _DATA else operand.descriptor
@@ -104,8 +104,8 @@ def run(operation: Operation, given: dict[str, Any], activation: Callable[[objec
             if not strict and None in (found[first], found[second]):
                 found[first] = found[second] = None
             _arguments.pair(first, found[first], second, found[second])
-    names = {_OPERANDS[name].name: name for name in found} | {_SCALARS[n]: n for n in given if n in _SCALARS}
-    arrays = {_OPERANDS[name].name: buffer for name, buffer in found.items()}
+    names = {OPERANDS[name].name: name for name in found} | {_SCALARS[n]: n for n in given if n in _SCALARS}
+    arrays = {OPERANDS[name].name: buffer for name, buffer in found.items()}
     options = {_SCALARS[name]: value for name, value in given.items() if name in _SCALARS}
     try:
         _call(handle, operation, mode, arrays, options, act)
@@ -115,7 +115,7 @@ def run(operation: Operation, given: dict[str, Any], activation: Callable[[objec
         regions: dict[bool, list[_arguments.Region]] = {True: [], False: []}
         for name, buffer in found.items():
             if buffer is not None and buffer.pointer:
-                regions[_OPERANDS[name].written].append(region(name, buffer))
+                regions[OPERANDS[name].written].append(region(name, buffer))
         _arguments.disjoint(regions[True], regions[False])  # in MIOpen's words, if that is what was wrong
         raise type(error)(names.get(error.argument, error.argument), error.value, error.allowed) from error
 
@@ -172,9 +172,8 @@ def _buffer(handle: Handle, name: str, value: Any, desc_name: str, descriptor: T
     if descriptor.closed:
         raise ClosedError(desc_name)
     if descriptor.backend != handle.backend:
-        raise ArgumentError(
-            desc_name, f"a descriptor of backend {descriptor.backend}", f"one of backend {handle.backend}"
-        )
+        given = f"a descriptor of backend {descriptor.backend}"
+        raise ArgumentError(desc_name, given, f"one of backend {handle.backend}")
     if value is None or issubclass(type(value), numbers.Integral):
         address = _arguments.pointer(0 if value is None else value, name)
         device_type = handle.library.device_type
@@ -183,12 +182,9 @@ def _buffer(handle: Handle, name: str, value: Any, desc_name: str, descriptor: T
     if buffer.dtype != descriptor.dtype:
         raise ArgumentTypeError(name, f"dtype {buffer.dtype.short}", f"{descriptor.dtype.short}, as {desc_name} says")
     if _steps(buffer.dims, buffer.strides) != _steps(descriptor.dims, descriptor.strides):
-        raise ArgumentError(
-            name,
-            f"dims {buffer.dims} with strides {buffer.strides}",
-            f"dims {descriptor.dims} with strides {descriptor.strides}, as {desc_name} says; axes of length 1 may "
-            "be left out",
-        )
+        allowed = f"dims {descriptor.dims} with strides {descriptor.strides}, as {desc_name} says"
+        given = f"dims {buffer.dims} with strides {buffer.strides}"
+        raise ArgumentError(name, given, f"{allowed}; axes of length 1 may be left out")
     return buffer._replace(dims=descriptor.dims, strides=descriptor.strides)
 
 
