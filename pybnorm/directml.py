@@ -314,11 +314,6 @@ def workspace_size(handle: Handle, operator: str, *arguments: Any, **options: An
     -------
     int
 
-    Raises
-    ------
-    ArgumentError, ArgumentTypeError, UnsupportedError
-        As the operator would.
-
     Examples
     --------
     >>> x, parameter = np.zeros((8, 64, 32, 32), np.float32), np.ones((1, 64, 1, 1), np.float32)

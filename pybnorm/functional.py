@@ -161,11 +161,6 @@ def batch_norm_inference(
     array
         y, shape and dtype of x, in its memory format.
 
-    Raises
-    ------
-    ArgumentError, UnsupportedError, LibraryNotFoundError, NotInitializedError, VendorError
-        As in `batch_norm_training`.
-
     Examples
     --------
     >>> x, ones, zeros = np.float32([[[1, 2, 3, 4]]]), np.ones(1, np.float32), np.zeros(1, np.float32)
@@ -216,11 +211,6 @@ def batch_norm_backward(
         Shape and dtype of x, in its memory format.
     dscale, dbias : array
         Shape and dtype of scale.
-
-    Raises
-    ------
-    ArgumentError, UnsupportedError, LibraryNotFoundError, NotInitializedError, VendorError
-        As in `batch_norm_training`.
 
     Examples
     --------

@@ -75,7 +75,7 @@ from pybnorm.graph.attributes import (
 )
 from pybnorm.graph.description import _Description
 from pybnorm.graph.log import _configure_logging, _log, _logged
-from pybnorm.graph.lowering import _STAGES, _Exchange, _Joined, _Lowering, _rounded, _Step
+from pybnorm.graph.lowering import _STAGES, _Exchange, _Lowering, _rounded, _Step
 from pybnorm.graph.rules import _dtype_of, _Record
 from pybnorm.graph.validation import _peers, _validated, _with_uids
 from pybnorm.graph.variant_pack import _bound, _check_overlaps
@@ -154,7 +154,7 @@ class Graph(_Description):
         self._by_uid: dict[int, _Record | None] = {}  # None: passed by value
         self._communicator: Communicator | None = None
         self._peers: set[Any] = set()  # their uids and tensors, which take no memory
-        self._steps: list[_Step | _Joined] = []
+        self._steps: list[_Step] = []
         self._in_place: list[tuple[int, _Record, _Record]] = []
         self._programs: list[Prepared | _Exchange] = []
         self._places: list[list[_Record | None]] = []  # of each program's arrays
@@ -175,16 +175,6 @@ class Graph(_Description):
         communicator : object
             As `pybnorm.sync.SyncBatchNorm` takes it.
 
-        Returns
-        -------
-        Graph
-            This one.
-
-        Raises
-        ------
-        ArgumentError
-            `communicator` is none.
-
         Notes
         -----
         All ranks build and execute the same nodes in the same order: `check_support` and `execute` are collectives
@@ -199,14 +189,7 @@ class Graph(_Description):
 
     @_logged
     def validate(self) -> None:
-        """Check the graph, and infer the shapes, strides and data types of outputs.
-
-        Raises
-        ------
-        ArgumentError, ArgumentTypeError
-            The graph is empty or has no output, a tensor is missing, of a wrong shape or without data type, two
-            tensors have one uid, a group of tensors is incomplete, channels have one element in training or backward.
-        """
+        """Check the graph, and infer the shapes, strides and data types of outputs."""
         self._stage = 0
         self._storage = _validated(self._nodes, self._io, self._intermediate, self._compute)
         for node in self._nodes:
@@ -219,11 +202,8 @@ class Graph(_Description):
 
     def _require(self, stage: int, method: str) -> None:
         if self._stage < stage:
-            raise ArgumentError(
-                "graph",
-                f"one that is {_STAGES[self._stage]}",
-                f"one that is {_STAGES[stage]} before {method}; build(handle) does all stages",
-            )
+            allowed = f"one that is {_STAGES[stage]} before {method}; build(handle) does all stages"
+            raise ArgumentError("graph", f"one that is {_STAGES[self._stage]}", allowed)
 
     @_logged
     def build_operation_graph(self, handle: Handle) -> None:
@@ -233,11 +213,6 @@ class Graph(_Description):
         ----------
         handle : Handle
             Any handle of the backend that will execute the graph.
-
-        Raises
-        ------
-        ArgumentError
-            Not validated.
         """
         self._require(1, "build_operation_graph")
         _check_handle(handle)
@@ -255,19 +230,7 @@ class Graph(_Description):
 
     @_logged
     def create_execution_plans(self, modes: Iterable[HeuristicMode | str] = (HeuristicMode.FALLBACK,)) -> None:
-        """Choose the calls. There is one plan, whatever the modes.
-
-        Parameters
-        ----------
-        modes : sequence of HeuristicMode
-
-        Raises
-        ------
-        ArgumentError
-            An unknown mode, or the operation graph has not been built.
-        UnsupportedError
-            An intermediate data type cannot be honoured, see the module.
-        """
+        """Choose the calls. There is one plan, whatever the modes."""
         self._require(2, "create_execution_plans")
         allowed = "a sequence of " + ", ".join(f"HeuristicMode.{m.name}" for m in HeuristicMode)
         given: Any = (modes,) if issubclass(type(modes), (str, HeuristicMode)) else modes
@@ -293,18 +256,7 @@ class Graph(_Description):
         return 1 if self._stage >= 3 else 0
 
     def get_plan_name(self) -> str:
-        """The backend and the operations of the plan, in their order.
-
-        Returns
-        -------
-        str
-            Such as ``"onednn: axpby, forward_training"``.
-
-        Raises
-        ------
-        ArgumentError
-            No plan has been created.
-        """
+        """The backend and the operations of the plan, in order, such as ``"onednn: axpby, forward_training"``."""
         self._require(3, "get_plan_name")
         assert self._handle is not None
         return f"{self._handle.backend}: {', '.join(step.function for step in self._steps)}"
@@ -338,15 +290,7 @@ class Graph(_Description):
 
     @_logged
     def check_support(self) -> None:
-        """Check every call of the plan with the backend.
-
-        Raises
-        ------
-        ArgumentError
-            No plan has been created.
-        UnsupportedError
-            The backend does not support one of the calls; the error names it.
-        """
+        """Check every call of the plan with the backend."""
         self._require(3, "check_support")
         handle = self._handle
         _check_handle(handle)
@@ -354,11 +298,9 @@ class Graph(_Description):
         self._programs = []
         for step in self._steps:
             try:
-                program: Prepared | _Exchange
-                if isinstance(step, _Joined):
-                    program = _Exchange(handle, self._communicator, step)
-                else:
-                    program = step.checked(handle)
+                program: Prepared | _Exchange = (
+                    _Exchange(handle, self._communicator, step) if step.joined else step.checked(handle)
+                )
             except UnsupportedError as error:
                 raise self._unsupported(error.function, f"{step.node}: {error.text}") from error
             self._programs.append(program)
@@ -373,13 +315,7 @@ class Graph(_Description):
 
     @_logged
     def build_plans(self) -> None:
-        """Lay out the workspace.
-
-        Raises
-        ------
-        ArgumentError
-            Support has not been checked.
-        """
+        """Lay out the workspace."""
         self._require(4, "build_plans")
         used = 0
         self._places = [step.places() for step in self._steps]
@@ -404,18 +340,7 @@ class Graph(_Description):
 
     @_logged
     def get_workspace_size(self) -> int:
-        """Bytes of workspace that execute needs: virtual tensors and what the calls ask for.
-
-        Returns
-        -------
-        int
-            0 where none is needed.
-
-        Raises
-        ------
-        ArgumentError
-            Not built.
-        """
+        """Bytes of workspace that execute needs: virtual tensors and what the calls ask for."""
         self._require(5, "get_workspace_size")
         return self._workspace_size
 
@@ -423,10 +348,7 @@ class Graph(_Description):
 
     @_logged
     def execute(
-        self,
-        handle: Handle,
-        variant_pack: Mapping[int | TensorAttributes, Any],
-        workspace: Any = None,
+        self, handle: Handle, variant_pack: Mapping[int | TensorAttributes, Any], workspace: Any = None
     ) -> None:
         """Run the built graph on the handle's stream.
 
@@ -440,35 +362,21 @@ class Graph(_Description):
             strides; parameters may leave out axes of length 1. An address is trusted.
         workspace : array or (int, int), optional
             At least `get_workspace_size` bytes on the handle's device: an array, or address and bytes.
-
-        Raises
-        ------
-        ArgumentError, ArgumentTypeError
-            Not built, built for another backend, an incomplete or wrong variant pack, outputs that overlap inputs.
-            Nothing was called and nothing written.
-        WorkspaceError
-            The workspace is missing or too small.
-        VendorError
-            The vendor returned a status other than success.
         """
         self._require(5, "execute")
         _check_handle(handle)
         assert self._handle is not None
         if handle.backend != self._handle.backend:
-            raise ArgumentError(
-                "handle",
-                f"one of backend {handle.backend}",
-                f"one of {self._handle.backend}, which the graph was built for",
-            )
+            allowed = f"one of {self._handle.backend}, which the graph was built for"
+            raise ArgumentError("handle", f"one of backend {handle.backend}", allowed)
         pack: Any = variant_pack
         if self._peers and issubclass(type(pack), Mapping):
             pack = {key: memory for key, memory in pack.items() if key not in self._peers}
         buffers = _bound(handle, pack, self._records, self._by_uid)
         address, size = handle.memory(workspace)
         if size < self._workspace_size:
-            raise WorkspaceError(
-                "workspace", f"{size} bytes", f"at least {self._workspace_size} bytes on the handle's device"
-            )
+            allowed = f"at least {self._workspace_size} bytes on the handle's device"
+            raise WorkspaceError("workspace", f"{size} bytes", allowed)
         same = {i: prev for i, prev, after in self._in_place if buffers[prev].pointer == buffers[after].pointer}
         _check_overlaps(buffers, set(same.values()), (address, self._workspace_size))
         base = _rounded(address)

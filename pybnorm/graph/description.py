@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pybnorm import _arguments
@@ -28,6 +28,25 @@ from pybnorm.graph.serialization import from_json, to_json
 _SelfGraph = TypeVar("_SelfGraph", bound="_Description")
 
 
+def _default(
+    name: str, setting: str
+) -> tuple[Callable[[_SelfGraph, object], _SelfGraph], Callable[[_Description], DataType | None]]:
+    """hipDNN's setter and getter of a data type of the graph."""
+
+    def setter(self: _SelfGraph, data_type: object) -> _SelfGraph:
+        setattr(self, f"_{name}", _data_type(data_type, f"{name}_data_type"))
+        self._stage = 0
+        return self
+
+    def getter(self: _Description) -> DataType | None:
+        """The data type; None unless set."""
+        found: DataType | None = getattr(self, f"_{name}")
+        return found
+
+    setter.__name__, getter.__name__, setter.__doc__ = f"set_{name}_data_type", f"get_{name}_data_type", setting
+    return setter, getter
+
+
 class _Description(_Named):
     """A graph as it is described, before anything is checked; every change starts the stages again."""
 
@@ -43,64 +62,24 @@ class _Description(_Named):
 
     # -------- attributes of the graph
 
-    def set_io_data_type(self: _SelfGraph, data_type: object) -> _SelfGraph:
-        """Set the default data type of data tensors that are not virtual: float32, float16 or bfloat16."""
-        self._io = _data_type(data_type, "io_data_type")
-        self._stage = 0
-        return self
-
-    def get_io_data_type(self) -> DataType | None:
-        """The data type; None unless set."""
-        return self._io
-
-    def set_intermediate_data_type(self: _SelfGraph, data_type: object) -> _SelfGraph:
-        """Set the default data type of virtual data tensors."""
-        self._intermediate = _data_type(data_type, "intermediate_data_type")
-        self._stage = 0
-        return self
-
-    def get_intermediate_data_type(self) -> DataType | None:
-        """The data type; None unless set."""
-        return self._intermediate
-
-    def set_compute_data_type(self: _SelfGraph, data_type: object) -> _SelfGraph:
-        """Set the data type of accumulation, statistics and parameters: float32, the only one."""
-        self._compute = _data_type(data_type, "compute_data_type")
-        self._stage = 0
-        return self
-
-    def get_compute_data_type(self) -> DataType | None:
-        """The data type of the arithmetic; None unless set: float32."""
-        return self._compute
+    set_io_data_type, get_io_data_type = _default(
+        "io", "Set the default data type of data tensors that are not virtual: float32, float16 or bfloat16."
+    )
+    set_intermediate_data_type, get_intermediate_data_type = _default(
+        "intermediate", "Set the default data type of virtual data tensors."
+    )
+    set_compute_data_type, get_compute_data_type = _default(
+        "compute", "Set the data type of accumulation, statistics and parameters: float32, the only one."
+    )
 
     # -------- JSON
 
     def to_json(self) -> str:
-        """The description as hipDNN's JSON: data types, tensors and nodes, without memory. Assigns missing uids.
-
-        Returns
-        -------
-        str
-
-        Raises
-        ------
-        ArgumentError
-            A tensor that a node needs is missing.
-        """
+        """The description as hipDNN's JSON: data types, tensors and nodes, without memory. Assigns missing uids."""
         return to_json(self._name, (self._compute, self._intermediate, self._io), self._nodes)
 
     def from_json(self, text: str | bytes) -> None:
-        """Take the description that `to_json`, or hipDNN, wrote, in place of this graph's own.
-
-        Parameters
-        ----------
-        text : str or bytes
-
-        Raises
-        ------
-        ArgumentError, ArgumentTypeError
-            Not such JSON, or a node that this package has not; the graph is as it was.
-        """
+        """Take the description that `to_json`, or hipDNN, wrote, in place of this graph's own."""
         name, dtypes, nodes = from_json(text)
         self._name, self._nodes, self._stage = name, nodes, 0
         self._compute, self._intermediate, self._io = dtypes
@@ -118,21 +97,7 @@ class _Description(_Named):
         uid: int | None = None,
         is_virtual: bool | None = None,
     ) -> TensorAttributes:
-        """A new tensor: a copy of `attributes` as in C++, changed by the keywords that cuDNN's Python has.
-
-        Parameters
-        ----------
-        attributes : TensorAttributes, optional
-        name : str, optional
-        dim, stride : sequence of int, optional
-        data_type : DataType or str, optional
-        uid : int, optional
-        is_virtual : bool, optional
-
-        Returns
-        -------
-        TensorAttributes
-        """
+        """A new tensor: a copy of `attributes` as in C++, changed by the keywords that cuDNN's Python has."""
         tensor = self._tensor_type() if attributes is None else copy.copy(_tensor(attributes, "attributes"))
         names = "name", "dim", "stride", "data_type", "uid", "is_virtual"
         for attribute, value in zip(names, (name, dim, stride, data_type, uid, is_virtual), strict=True):
@@ -206,19 +171,7 @@ class _Description(_Named):
     ) -> TensorAttributes:
         """``y = scale * (x - mean) * inv_variance + bias``, the inverse standard deviation given.
 
-        Parameters
-        ----------
-        x : TensorAttributes, dim (N, C, spatial...)
-        mean, inv_variance, scale, bias : TensorAttributes, dim (1, C, 1...)
-        attributes : BatchnormInferenceAttributes
-
-        Returns
-        -------
-        y : TensorAttributes
-
-        Notes
-        -----
-        `pybnorm.operations.forward_inference_inv_variance`.
+        Tensors are as in `batchnorm`.
         """
         attributes = self._attributes(attributes, BatchnormInferenceAttributes, "BatchnormInference")
         inputs = {"x": x, "mean": mean, "inv_variance": inv_variance, "scale": scale, "bias": bias}
@@ -236,20 +189,7 @@ class _Description(_Named):
     ) -> TensorAttributes:
         """``y = scale * (x - mean) / sqrt(variance + epsilon) + bias``.
 
-        Parameters
-        ----------
-        x : TensorAttributes, dim (N, C, spatial...)
-        mean, variance, scale, bias : TensorAttributes, dim (1, C, 1...)
-        epsilon : TensorAttributes passed by value, or float
-        attributes : BatchnormInferenceAttributesVarianceExt
-
-        Returns
-        -------
-        y : TensorAttributes
-
-        Notes
-        -----
-        `pybnorm.operations.forward_inference`.
+        Tensors are as in `batchnorm`.
         """
         attributes = self._attributes(
             attributes, BatchnormInferenceAttributesVarianceExt, "BatchnormInferenceVarianceExt"
@@ -270,21 +210,7 @@ class _Description(_Named):
         With ``x_hat = (x - mean) * inv_variance``: ``dbias = sum(dy)``, ``dscale = sum(dy * x_hat)``,
         ``dx = scale * inv_variance * (dy - (dbias + x_hat * dscale) / m)``.
 
-        Parameters
-        ----------
-        dy, x : TensorAttributes, dim (N, C, spatial...)
-            More than one element for each channel.
-        scale : TensorAttributes, dim (1, C, 1...)
-        attributes : BatchnormBackwardAttributes
-            Saved mean and inverse standard deviation, or an epsilon to compute them from x.
-
-        Returns
-        -------
-        dx, dscale, dbias : TensorAttributes
-
-        Notes
-        -----
-        `pybnorm.operations.backward`.
+        Tensors are as in `batchnorm`; the attributes have saved statistics, or an epsilon to compute them from x.
         """
         attributes = self._attributes(attributes, BatchnormBackwardAttributes, "BatchnormBackward")
         inputs: dict[str, Any] = {"dy": dy, "x": x, "scale": scale}

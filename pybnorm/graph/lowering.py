@@ -33,45 +33,32 @@ def _filled(of: Any, made: Callable[[_Record], Any]) -> Any:
 
 
 class _Step(NamedTuple):
-    """One call of `pybnorm.operations`, with records in place of arrays."""
+    """One call of `pybnorm.operations`, or if `joined` of `SyncBatchNorm`, with records in place of arrays."""
 
     node: str
     function: str
     arguments: tuple[Any, ...]
     options: dict[str, Any]
+    joined: bool = False
 
     def places(self) -> list[_Record | None]:
         """The tensor of each array argument; None for one that is not given."""
-        values, arrays = self._values(lambda record: record), RECIPES[self.function].arrays
-        return [value for value, name in zip(values, arrays, strict=True) if name is not None]
+        arguments, options = self.bound(lambda record: record)
+        if self.joined:
+            return [of for of in (*arguments, *options.values()) if isinstance(of, _Record)]
+        recipe = RECIPES[self.function]
+        values = recipe.bind(arguments, options)
+        return [value for value, name in zip(values, recipe.arrays, strict=True) if name is not None]
 
     def checked(self, handle: Handle) -> Prepared:
         """The operation, checked and ready to run at any addresses."""
-        values = self._values(lambda record: record.at(0, handle.library.device_type))
-        return prepare(handle, RECIPES[self.function], values)[0]
+        recipe = RECIPES[self.function]
+        return prepare(handle, recipe, recipe.bind(*self.bound(lambda r: r.at(0, handle.library.device_type))))[0]
 
-    def _values(self, made: Callable[[_Record], Any]) -> tuple[Any, ...]:
+    def bound(self, made: Callable[[_Record], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, with what `made` makes of records."""
         options = {name: _filled(option, made) for name, option in self.options.items()}
-        return RECIPES[self.function].bind(tuple([_filled(of, made) for of in self.arguments]), options)
-
-
-class _Joined(NamedTuple):
-    """One call of `SyncBatchNorm`, with records in place of arrays."""
-
-    node: str
-    function: str
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
-
-    def places(self) -> list[_Record | None]:
-        """The tensor of each array argument."""
-        found = [_filled(of, lambda record: record) for of in (*self.arguments, *self.options.values())]
-        return [of for of in found if isinstance(of, _Record)]
-
-    def bound(self, made: Callable[[_Record], Buffer]) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments, with buffers for records."""
-        options = {name: _filled(of, made) for name, of in self.options.items()}
-        return [_filled(of, made) for of in self.arguments], options
+        return tuple([_filled(of, made) for of in self.arguments]), options
 
 
 _STAGES = ("described", "validated", "operation graph built", "execution plans created", "support checked", "built")
@@ -165,9 +152,9 @@ class _Lowering:
 
     # -------- calls
 
-    def steps(self) -> tuple[list[_Step | _Joined], list[tuple[int, _Record, _Record]]]:
+    def steps(self) -> tuple[list[_Step], list[tuple[int, _Record, _Record]]]:
         """The calls; and which of them copy previous to next running statistics, with the two records."""
-        steps: list[_Step | _Joined] = []
+        steps: list[_Step] = []
         copies: list[tuple[int, _Record, _Record]] = []
         sums = {id(total) for _, total in self.fused.values()}
         for index, node in enumerate(self.nodes):
@@ -197,8 +184,8 @@ class _Lowering:
 
     def _training(
         self, node: _Node, y: _Record, blend: dict[str, float], place: int
-    ) -> tuple[list[_Step | _Joined], list[tuple[int, _Record, _Record]]]:
-        steps: list[_Step | _Joined] = []
+    ) -> tuple[list[_Step], list[tuple[int, _Record, _Record]]]:
+        steps: list[_Step] = []
         copies: list[tuple[int, _Record, _Record]] = []
         options: dict[str, Any] = {"epsilon": _scalar_of(node, "epsilon"), **blend}
         if any(self.wanted(node.outputs[role]) for role in ("mean", "inv_variance")):
@@ -220,10 +207,8 @@ class _Lowering:
                 options[name] = _Vector(following)
         vectors = [self._vector(node.inputs[role]) for role in ("scale", "bias")]
         arguments = (self.record(node.inputs["x"]), *vectors, y)
-        if node.attributes.get_peer_stats():
-            steps.append(_Joined(node.name, "forward", arguments, options))
-        else:
-            steps.append(_Step(node.name, "forward_training", arguments, options))
+        joined = bool(node.attributes.get_peer_stats())
+        steps.append(_Step(node.name, "forward" if joined else "forward_training", arguments, options, joined))
         return steps, copies
 
     def _inference(self, node: _Node, y: _Record, blend: dict[str, float]) -> _Step:
@@ -236,7 +221,7 @@ class _Lowering:
             options["epsilon"] = _scalar_of(node, "epsilon")
         return _Step(node.name, function, (x, *[self._vector(node.inputs[r]) for r in roles], y), options)
 
-    def _backward(self, node: _Node) -> _Step | _Joined:
+    def _backward(self, node: _Node) -> _Step:
         options: dict[str, Any] = {}
         if "mean" in node.inputs:
             options["saved_mean"] = self._vector(node.inputs["mean"])
@@ -250,10 +235,10 @@ class _Lowering:
         if not any(outputs) or node.attributes.get_peer_stats():  # sync writes dx always
             outputs[0] = self.record(node.outputs["dx"])
         arguments = (self.record(node.inputs["x"]), self.record(node.inputs["dy"]), self._vector(node.inputs["scale"]))
-        kind = _Joined if node.attributes.get_peer_stats() else _Step
-        return kind(node.name, "backward", (*arguments, *outputs), options)
+        joined = bool(node.attributes.get_peer_stats())
+        return _Step(node.name, "backward", (*arguments, *outputs), options, joined)
 
-    def _pointwise(self, node: _Node) -> list[_Step | _Joined]:
+    def _pointwise(self, node: _Node) -> list[_Step]:
         inputs = [self.record(t) for t in node.inputs.values()]
         out = self.record(node.outputs["out_0"])
         mode = _mode(node)
@@ -278,11 +263,11 @@ def _is_clipped(node: _Node) -> bool:
     return node.kind == "pointwise" and _clips_of(node) != (0.0, math.inf, 0.0)
 
 
-def _clipped(node: _Node, inputs: list[_Record], out: _Record) -> list[_Step | _Joined]:
+def _clipped(node: _Node, inputs: list[_Record], out: _Record) -> list[_Step]:
     """A ReLU with clips, of calls that every backend has: relu_backward picks elements by a sign, which is exact."""
     lower, upper, slope = _clips_of(node)
     x, dy = inputs[0], inputs[-1]
-    steps: list[_Step | _Joined] = []
+    steps: list[_Step] = []
 
     def then(function: str, *arguments: Any) -> None:
         steps.append(_Step(node.name, function, arguments, {}))
@@ -327,7 +312,7 @@ class _Exchange:
 
     copies = ()
 
-    def __init__(self, handle: Handle, communicator: Any, step: _Joined) -> None:
+    def __init__(self, handle: Handle, communicator: Any, step: _Step) -> None:
         x: _Record = step.arguments[0]
         self._handle, self._step = handle, step
         self._layer = SyncBatchNorm(handle, communicator, x.dims[1], x.dtype)

@@ -35,13 +35,6 @@ class Handle:
         Address of the stream to run on; 0 for the handle's own.
     backend : str, optional
         The first that works of ``"miopen"``, ``"cudnn"`` and ``"onednn"``.
-
-    Raises
-    ------
-    ArgumentError
-        A wrong `stream` or `backend`.
-    LibraryNotFoundError
-        No backend works.
     """
 
     def __init__(self, stream: int = 0, *, backend: str | None = None) -> None:

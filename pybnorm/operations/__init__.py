@@ -17,7 +17,7 @@ parameters (scale, bias, statistics and their gradients)
     bfloat16, whatever the data. 16-bit parameters are widened to float32 in the workspace and results rounded once.
 workspace
     An array of bytes or (address, bytes), at least `workspace_size` of the same arguments, aligned to 64. None: on
-    CPU backends memory that this module keeps per handle (`kept_workspace_nbytes`); elsewhere WorkspaceError if the
+    CPU backends memory that this module keeps per handle; elsewhere WorkspaceError if the
     operation needs any.
 
 Ways. Where a library has several for one call, a spatial one goes the way that a plan's ``"auto"`` takes, and `plan`
@@ -55,7 +55,7 @@ from pybnorm.operations.normalization import (
     stats,
 )
 from pybnorm.operations.preparation import MOST_PREPARED
-from pybnorm.operations.program import RECIPES, Derived, Plan, _derived, _kept, kept_axes
+from pybnorm.operations.program import RECIPES, Derived, Plan, _derived
 from pybnorm.operations.vectors import (
     axpby,
     convert,
@@ -88,8 +88,6 @@ __all__ = [
     "forward_training",
     "gather_stats",
     "inverse_standard_deviation",
-    "kept_axes",
-    "kept_workspace_nbytes",
     "multiply",
     "plan",
     "relu",
@@ -130,8 +128,7 @@ def derive(dims: Sequence[int], dtype: object, axis: Axis = 1) -> Derived:
     """
     shape = _arguments.dims(dims, low=1)
     kind = _arguments.data_type(dtype)
-    kept = kept_axes(axis, len(shape))
-    return Derived(_derived(shape, kept), _arguments.derived_data_type(kind))
+    return Derived(_derived(shape, _arguments.axes(axis, len(shape))), _arguments.derived_data_type(kind))
 
 
 def plan(handle: Handle, operation: str, *arguments: Any, **options: Any) -> Plan:
@@ -184,28 +181,6 @@ def workspace_size(handle: Handle, operation: str, *arguments: Any, **options: A
     True
     """
     return _prepared(handle, operation, arguments, options).nbytes
-
-
-def kept_workspace_nbytes(handle: Handle) -> int:
-    """Bytes that this module keeps for a handle's calls on CPU arrays without a workspace; grows with the largest.
-
-    Parameters
-    ----------
-    handle : Handle
-
-    Returns
-    -------
-    int
-
-    Examples
-    --------
-    >>> with pybnorm.Handle("onednn") as handle:
-    ...     pybnorm.operations.kept_workspace_nbytes(handle)
-    0
-    """
-    _arguments.instance(handle, Handle, "handle", "a Handle")
-    kept = _kept.get(handle)
-    return 0 if kept is None else kept.memory.nbytes
 
 
 def _prepared(handle: Handle, operation: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> program.Prepared:

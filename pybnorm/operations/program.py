@@ -48,27 +48,6 @@ class Plan(NamedTuple):
     """Arrays that are copied because no view of them serves, with the reason."""
 
 
-def kept_axes(axis: Axis, rank: int) -> Dims:
-    """The axes that parameters keep, ascending and not negative.
-
-    Parameters
-    ----------
-    axis : int or sequence of int
-        From -rank to rank - 1, none twice.
-    rank : int
-
-    Returns
-    -------
-    tuple of int
-
-    Examples
-    --------
-    >>> pybnorm.operations.kept_axes(1, 4), pybnorm.operations.kept_axes((-1, 0), 4)
-    ((1,), (0, 3))
-    """
-    return _arguments.axes(axis, _arguments.count(rank, "rank", 0))
-
-
 def _derived(dims: Dims, kept: Dims) -> Dims:
     return tuple(d if a in kept else 1 for a, d in enumerate(dims))
 
@@ -77,7 +56,7 @@ class _Shape:
     """The statistics of x for a choice of axes: their shape, number and dtype."""
 
     def __init__(self, x: Buffer, axis: Axis) -> None:
-        self.kept = kept_axes(axis, len(x.dims))
+        self.kept = _arguments.axes(axis, len(x.dims))
         self.derived = _derived(x.dims, self.kept)
         self.count = math.prod(self.derived)
         if self.count == 0:

@@ -278,31 +278,8 @@ def forward_inference_inv_variance(
     return case.normalized(scale, bias, lambda _, i: (_load(means[i]), _load(inverses[i])), alpha, beta, prior)
 
 
-def elemt(
-    x: Array, scale: Array | None, bias: Array | None, mean: Array, inv_variance: Array, *, alpha: float = 1.0,
-    beta: float = 0.0, axis: int | Sequence[int] = 1, prior: Array | None = None,
-) -> ForwardInference:  # fmt: skip
-    """`forward_inference_inv_variance` by the name that PyTorch and CANN give it in synchronized batch norm.
-
-    Parameters
-    ----------
-    x, scale, bias, mean, inv_variance, alpha, beta, axis, prior
-        As there.
-
-    Returns
-    -------
-    ForwardInference
-        y.
-
-    Examples
-    --------
-    >>> x, two = np.float32([[[1, 2, 3]]]), np.full((1, 1, 1), 2.0)
-    >>> pybnorm.reference.elemt(x, two, two, two, two).y
-    array([[[-2.,  2.,  6.]]])
-    """
-    return forward_inference_inv_variance(
-        x, scale, bias, mean, inv_variance, alpha=alpha, beta=beta, axis=axis, prior=prior
-    )
+elemt = forward_inference_inv_variance
+"""`forward_inference_inv_variance` by the name that PyTorch and CANN give it in synchronized batch norm."""
 
 
 def _gradients(

@@ -33,7 +33,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from pybnorm import _arguments, operations
+from pybnorm import _arguments
 from pybnorm._arrays import CPU, note_written
 from pybnorm._core import Cache, Handle, backends, look
 from pybnorm.enums import DataType
@@ -100,15 +100,6 @@ class SyncBatchNorm:
         the host reads it, which for device memory waits for the stream once a call. With it nothing waits. Then a
         device does not see the failure of another rank: results are NaN, and `check` raises.
 
-    Raises
-    ------
-    ArgumentError
-        On all ranks: one rank got a bad argument, or they disagree. On this rank alone: `communicator` is none, or
-        has one rank, most often because the launcher was forgotten. Batch norm of one rank is
-        `operations.forward_training` and `operations.backward`.
-    RankError
-        Another rank got a bad argument.
-
     Notes
     -----
     dscale and dbias stay sums over the local data, as in ``torch.nn.SyncBatchNorm``: data-parallel training averages
@@ -173,7 +164,7 @@ class SyncBatchNorm:
         given = (channels,) if hasattr(type(channels), "__index__") else channels
         sizes = _arguments.dims(given, "channels", low=0)
         kind = _arguments.data_type(dtype)
-        kept = operations.kept_axes(axis, 8)  # only their number counts here: the rank of x is not known yet
+        kept = _arguments.axes(axis, 8)  # only their number counts here: the rank of x is not known yet
         if len(kept) != len(sizes):
             raise ArgumentError("channels", sizes, f"a size for each of the {len(kept)} axes {axis}")
         repeating = _arguments.boolean(deterministic, "deterministic")
@@ -251,13 +242,6 @@ class SyncBatchNorm:
         int
             Elements per statistic of all ranks.
 
-        Raises
-        ------
-        ArgumentError, UnsupportedError, VendorError
-            This rank failed; or no rank has any element; or all together have one, and running statistics are given.
-        RankError
-            Another rank failed, or called `backward`.
-
         Notes
         -----
         Calls: fill and forward training for the local statistics, with y as the memory of what nobody reads, where
@@ -326,14 +310,6 @@ class SyncBatchNorm:
         int
             Elements per statistic of all ranks.
 
-        Raises
-        ------
-        ArgumentError, UnsupportedError, VendorError
-            This rank failed; or no rank has any element.
-        RankError
-            Another rank failed, or called `forward`. Of more than 8 ranks, and without `deterministic`, the two calls
-            make different collectives, and the communicator decides what happens.
-
         Notes
         -----
         Calls: those of `operations.backward_reduce` and `operations.backward_elemt`.
@@ -371,11 +347,6 @@ class SyncBatchNorm:
         Returns
         -------
         int
-
-        Raises
-        ------
-        ArgumentError, UnsupportedError
-            As the call would.
         """
         if not issubclass(type(call), str) or call not in ("forward", "backward"):
             raise ArgumentError("call", call, "forward or backward")
@@ -390,10 +361,6 @@ class SyncBatchNorm:
         """Wait for the last call, and raise if a rank failed in it. Not a collective.
 
         Needed only if `counts` was given and the memory is a device's: other calls check that themselves.
-
-        Raises
-        ------
-        RankError
         """
         if self._last is not None:
             self._memory.counts(self._last, self._handle.stream)()

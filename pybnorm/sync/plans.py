@@ -10,7 +10,7 @@ from pybnorm._arrays import Buffer, as_buffer
 from pybnorm._core import Cache
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError
-from pybnorm.operations.program import Prepared, kept_axes
+from pybnorm.operations.program import Prepared
 from pybnorm.sync.memory import _Memory
 from pybnorm.sync.messages import _BASE, _COUNT, _DIGITS, _WEIGHT, BACKWARD, FORWARD, _digits
 
@@ -34,7 +34,7 @@ class _Terms(NamedTuple):
         rank = len(x.dims)
         if not 1 <= rank <= 8:
             raise ArgumentError("x", f"dims {x.dims}", "rank 1 to 8")
-        kept = kept_axes(self.axis, rank)
+        kept = _arguments.axes(self.axis, rank)
         if tuple(x.dims[a] for a in kept) != self.channels:
             allowed = f"sizes {self.channels} along axis {self.axis}, as agreed by all ranks"
             raise ArgumentError("x", f"dims {x.dims}", allowed)

@@ -241,15 +241,6 @@ def test_fused_activations_that_are_affine(bench, given, add):
         hold(y, alpha * inference(x, *case) + beta, error, name="inference")
 
 
-def test_an_activation_can_be_given_by_name(bench):
-    x, _, mean, variance, scale, bias = arrays((4, 3, 5), (1, 3, 1), "f32")
-    y, named = fresh(x), fresh(x)
-    call(bench, "batch_normalization", x, mean, variance, scale, bias, y, written=(y,))
-    call(bench, "batch_normalization", x, mean, variance, scale, bias, named, fused_activation="identity",
-         written=(named,))  # fmt: skip
-    np.testing.assert_array_equal(y, named)
-
-
 def refuses_relu(bench, name, *arguments, why):
     """Query and call say why, and nothing is written."""
     buffers = [upload(bench, a) if isinstance(a, np.ndarray) else a for a in arguments]
@@ -341,36 +332,6 @@ def test_unknown_activations_are_bad_arguments(bench, value):
 
 
 # ---------------------------------------------------------------- workspace
-
-
-def test_workspace_is_what_was_asked_for_and_not_a_byte_less(bench):
-    x, _, mean, variance, scale, bias = arrays((4, 3, 5), (1, 3, 1), "f32")
-    arguments = [upload(bench, a) for a in (x, mean, variance, scale, bias[:, :1].copy())]
-    y = upload(bench, fresh(x))
-    need = directml.workspace_size(bench.handle, "batch_normalization", *arguments, y)
-    assert need > 0
-    memory, aligned = bench.memory(need)
-    for address, nbytes in ((aligned, need - 1), (aligned + 4, need + 4)):
-        with pytest.raises(pybnorm.WorkspaceError, match=str(need)):
-            directml.batch_normalization(bench.handle, *arguments, y, workspace=(address, nbytes))
-        assert np.isnan(bench.device.to_numpy(y)).all()
-    directml.batch_normalization(bench.handle, *arguments, y, workspace=(aligned, need))
-    assert bench.intact(memory, aligned, need)
-    case = mean, variance, scale, bias[:, :1], 1e-5
-    hold(bench.device.to_numpy(y), inference(x, *case), e_inference(x, *case))
-
-
-def test_devices_have_no_memory_of_their_own_to_lend(bench):
-    x, _, mean, variance, scale, bias = arrays((4, 3, 5), (1, 3, 1), "f32")
-    arguments = [upload(bench, a) for a in (x, mean, variance, scale, bias[:, :1].copy())]
-    y = upload(bench, fresh(x))
-    if bench.handle.library.device_type == 1:
-        directml.batch_normalization(bench.handle, *arguments, y)
-        case = mean, variance, scale, bias[:, :1], 1e-5
-        hold(bench.device.to_numpy(y), inference(x, *case), e_inference(x, *case))
-    else:
-        with pytest.raises(pybnorm.WorkspaceError, match=r"at least \d+ bytes"):
-            directml.batch_normalization(bench.handle, *arguments, y)
 
 
 # ---------------------------------------------------------------- bad input
