@@ -470,10 +470,6 @@ def elemt(
     output : array, shape and dtype of `input`
         Written.
 
-    Notes
-    -----
-    Calls: `pybnorm.operations.elemt`.
-
     Examples
     --------
     >>> x, output = np.float32([[[1, 2, 3]]]), np.empty((1, 1, 3), np.float32)

@@ -1,8 +1,8 @@
 """The neutral operations: what MIOpen, cuDNN, DirectML, CANN and hipDNN do with batch norm, on every backend.
 
 Each operation is composed once from the primitives that every backend has: forward training, forward inference,
-backward, axpby, fill and relu. Nothing here depends on the vendor and nothing is computed on the host: products and
-roots of parameter vectors are vendor calls too, on the handle's stream, without synchronisation.
+backward, axpby, fill and relu; `plan` names its calls. Nothing here depends on the vendor and nothing is computed on
+the host: products and roots of parameter vectors are vendor calls too, on the handle's stream, without synchronisation.
 
 Every function takes the handle first, then arrays of any framework (`pybnorm._arrays.as_buffer`), the outputs among
 them given by the caller, and writes nothing before all arguments have been checked. Shared arguments:

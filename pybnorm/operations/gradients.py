@@ -62,10 +62,6 @@ def backward(
     saved_mean, saved_inv_variance : array, derived shape, optional
         Any values; both, or none: taken from x then.
 
-    Notes
-    -----
-    Calls: backward; fill where scale is None.
-
     Examples
     --------
     >>> x, dy = np.float32([[[1, 2, 3]]]), np.float32([[[0, 0, 1]]])
@@ -111,12 +107,6 @@ def backward_frozen(
         At least one of the three outputs.
     alpha, beta, alpha_param, beta_param, epsilon : float
 
-    Notes
-    -----
-    Calls: for dx forward inference on dy with mean 0 and bias 0; for dscale and dbias forward inference on a vector
-    of ones, which gives the inverse standard deviation, and backward with it and `mean` as the saved statistics and a
-    scratch dx.
-
     Examples
     --------
     >>> x, dy = np.float32([[[1, 2, 3]]]), np.float32([[[0, 0, 1]]])
@@ -160,10 +150,6 @@ training_grad = alias(
         As in `backward_frozen`.
     alpha, beta, alpha_param, beta_param, epsilon : float
 
-    Notes
-    -----
-    Calls: forward inference on a vector of ones for c, then backward with `mean` and c as the saved statistics.
-
     Examples
     --------
     >>> x, dy = np.float32([[[1, 2, 4]]]), np.float32([[[0, 0, 1]]])
@@ -199,11 +185,6 @@ def backward_reduce(
         Needed for `dscale` only.
     sum_dy, sum_dy_xmu, dscale, dbias : array, derived shape, optional
         Written. Without any nothing is done.
-
-    Notes
-    -----
-    Calls: backward with saved statistics `mean` and 1 and scratch dx; forward inference on vectors for the product
-    with `inv_variance`; axpby where both `sum_dy` and `dbias` are asked for.
 
     Examples
     --------
@@ -269,12 +250,6 @@ def backward_elemt(
     dx : array, shape and dtype of x
         Written. Read only if `beta` is not 0.
     alpha, beta : float
-
-    Notes
-    -----
-    Calls: forward inference and axpby on vectors for the factors; then forward inference on dy, with mean
-    sum_dy / count and scale ``scale * inv_variance``, and forward inference on x, added with beta 1. For 16-bit data dx
-    is rounded by each of the two.
 
     Examples
     --------

@@ -36,13 +36,6 @@ def stats(
         Written; at least one.
     epsilon : float
 
-    Notes
-    -----
-    Calls: fill for a scale of 1 and a bias of 0; forward training with y in scratch and, for `variance`, running
-    statistics of factor 1, which give the unbiased variance; axpby by (m - 1) / m. That way no significant digit is
-    lost, as it would be in ``1 / inv_variance**2 - epsilon`` where epsilon is the larger part. With m = 1 the
-    variance is a product of the mean with 0.
-
     Examples
     --------
     >>> x, (mean, variance) = np.float32([[[1, 2, 3]]]), np.empty((2, 1, 1, 1), np.float32)
@@ -109,11 +102,6 @@ def forward_training(
     saved_mean, saved_inv_variance : array, derived shape, optional
         Written; both or none.
 
-    Notes
-    -----
-    Calls: forward training; fill where scale or bias is None; where not `unbiased` axpby before, for a copy of the
-    running variance which the call updates, and after.
-
     Examples
     --------
     >>> x = np.float32([[[1, 2, 3]], [[4, 6, 8]]])
@@ -177,10 +165,6 @@ def forward_inference(
         Written. Read only if `beta` is not 0.
     alpha, beta, epsilon : float
 
-    Notes
-    -----
-    Calls: forward inference; fill where scale or bias is None.
-
     Examples
     --------
     >>> x = np.float32([[[1, 2, 3]]])
@@ -223,11 +207,6 @@ def forward_inference_inv_variance(
         Written. Read only if `beta` is not 0.
     alpha, beta : float
 
-    Notes
-    -----
-    Calls: forward inference on vectors for ``scale * inv_variance``, then forward inference with that as the scale,
-    variance 1 and epsilon 0; one alone where the library takes the inverse standard deviation (`Capability.INVERSE`).
-
     Examples
     --------
     >>> x = np.float32([[[1, 2, 3]]])
@@ -269,10 +248,6 @@ elemt = alias(
     x, scale, bias, mean, inv_variance, y, alpha, beta, axis, workspace
         As in `forward_inference_inv_variance`.
 
-    Notes
-    -----
-    Calls and workspace: those of `forward_inference_inv_variance`.
-
     Examples
     --------
     >>> x = np.float32([[[1, 2, 3]]])
@@ -308,7 +283,8 @@ def gather_stats(
     With ``n = sum(counts)``: ``mean = sum(n_k * mean_k) / n``,
     ``variance = (sum(M2_k) + sum(n_k * (mean_k - mean)**2)) / n``, ``inv_variance = 1 / sqrt(variance + epsilon)``;
     ``running = (1 - factor) * running + factor * batch`` with the variance times n / (n - 1) (Chan, Golub & LeVeque
-    1983 for many parts at once; PyTorch's ``batch_norm_gather_stats_with_counts``).
+    1983 for many parts at once; PyTorch's ``batch_norm_gather_stats_with_counts``). Rows are added in their order or as
+    the vendor reduces, which is the same on every rank of one library.
 
     Parameters
     ----------
@@ -332,13 +308,6 @@ def gather_stats(
     ------
     ArgumentError, UnsupportedError, VendorError
         No count is above 0; both or none of `m2s` and `variances`; no output.
-
-    Notes
-    -----
-    Calls: axpby for each run of ranks with equal counts, to weight rows, where not all counts are equal; backward on
-    the rows, whose dbias and dscale are the sums over ranks; forward inference for the differences from the mean and
-    for the inverse standard deviation; axpby for the sum within and between ranks, and for running statistics. Rows are
-    added in their order or as the vendor reduces, which is the same on every rank of one library.
 
     Examples
     --------

@@ -118,13 +118,15 @@ def _registered(
 ) -> Callable[..., None]:
     recipes[recipe.name] = recipe
     ours = recipes is RECIPES
-    head, _, notes = inspect.cleandoc(doc).partition("\n\nNotes\n")
-    head, _, raises = head.partition("\n\nRaises\n------\n")
+    doc = inspect.cleandoc(doc)
+    sections = "\n\nNotes\n", "\n\nExamples\n"
+    place = min((doc.find(name) for name in sections if name in doc), default=len(doc))
+    head, _, raises = doc[:place].partition("\n\nRaises\n------\n")
     head = head.replace("\n----------\n", "\n----------\nhandle : Handle\n", 1)
     if "workspace" not in head:
         head += f"\n{'axis, ' if 'axis' in recipe.names else ''}workspace\n    See the module."
     raises = raises or ("ArgumentError, UnsupportedError, VendorError" if ours else _RAISED)
-    doc = f"{head}\n\nRaises\n------\n{raises}\n\nNotes\n{notes}\n"
+    doc = f"{head}\n\nRaises\n------\n{raises}{doc[place:]}\n"
     module = "pybnorm.operations" if ours else recipe.make.__module__
     return recipe.function(module, doc, run or perform)
 

@@ -30,10 +30,6 @@ def multiply(
     alpha, beta : float
         With beta 0 the prior `out` is not read.
 
-    Notes
-    -----
-    Calls: forward inference on `a` with scale `b`, mean 0, variance 1, epsilon 0 and bias 0; fill for the constants.
-
     Examples
     --------
     >>> a, b, out = np.float32([1, 2, 3]), np.float32([4, 5, 6]), np.empty(3, np.float32)
@@ -60,10 +56,6 @@ def inverse_standard_deviation(
     variance, inv_variance : array
         As the vectors of `multiply`.
     epsilon : float
-
-    Notes
-    -----
-    Calls: forward inference on ones, with mean 0 and bias 0; fill for the constants.
 
     Examples
     --------
@@ -93,10 +85,6 @@ def variance_from_inverse(
         As the vectors of `multiply`.
     epsilon : float
 
-    Notes
-    -----
-    Calls: `multiply` for the square, forward inference on ones for its inverse root, `multiply` again, axpby.
-
     Examples
     --------
     >>> inverse, variance = np.float32([1, 0.5, 0.25]), np.empty(3, np.float32)
@@ -122,11 +110,6 @@ def convert(p: Program, source: Any, target: Any, *, workspace: Any = None) -> N
     source, target : array
         As the vectors of `multiply`.
 
-    Notes
-    -----
-    Calls: to float32, forward training over one element per statistic, whose saved mean is the value; to 16 bits,
-    forward inference of zeros with scale 0 and the vector as the bias, which rounds once; axpby within one dtype.
-
     Examples
     --------
     >>> source, target = np.float32([1, 0.1, 70000]), np.empty(3, np.float16)
@@ -150,16 +133,13 @@ def convert(p: Program, source: Any, target: Any, *, workspace: Any = None) -> N
 def axpby(p: Program, a: float, x: Any, b: float, y: Any, *, workspace: Any = None) -> None:
     """``y = a * x + b * y`` elementwise; with ``b = 0`` the prior y is not read.
 
+    MIOpen only copies bfloat16; other factors are those of float32 copies, rounded once.
+
     Parameters
     ----------
     a, b : float
     x, y : array, one shape and dtype
         Rank 1 to 8, any strides.
-
-    Notes
-    -----
-    Calls: axpby, on the view of least rank. MIOpen only copies bfloat16; other factors are those of float32 copies,
-    rounded once.
 
     Examples
     --------
@@ -185,10 +165,6 @@ def fill(p: Program, value: float, y: Any, *, workspace: Any = None) -> None:
     y : array
         Rank 1 to 8, any strides.
 
-    Notes
-    -----
-    Calls: fill, on the view of least rank.
-
     Examples
     --------
     >>> y = np.empty((2, 2), np.float32)
@@ -204,18 +180,12 @@ def fill(p: Program, value: float, y: Any, *, workspace: Any = None) -> None:
 
 @operation("x y")
 def relu(p: Program, x: Any, y: Any, *, workspace: Any = None) -> None:
-    """``y = max(x, 0)`` elementwise.
+    """``y = max(x, 0)`` elementwise. What a NaN and minus infinity become is the vendor's: see `Handle.relu`.
 
     Parameters
     ----------
     x, y : array, one shape and dtype
         Rank 1 to 8, any strides. y is written and shares no memory with x.
-
-    Notes
-    -----
-    Calls: relu, on the view of least rank; several where more than 5 axes do not merge. What a NaN and minus infinity
-    become is the vendor's: see `Handle.relu`. MIOpen takes packed float32 and float16 in one memory order: others are
-    copied (axpby), bfloat16 through float32.
 
     Examples
     --------
@@ -238,11 +208,6 @@ def relu_backward(p: Program, x: Any, dy: Any, dx: Any, *, workspace: Any = None
     x, dy, dx : array, one shape and dtype
         Rank 1 to 8, any strides. x is the input of `relu`, or its output. dx is written and shares no memory with
         the others.
-
-    Notes
-    -----
-    Calls: relu_backward, on the view of least rank; several where more than 5 axes do not merge. x and dy that do not
-    lie as dx does are copied (axpby), because cuDNN takes arrays of the same strides only; MIOpen's as for `relu`.
 
     Examples
     --------

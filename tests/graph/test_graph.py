@@ -198,26 +198,6 @@ def test_pointwise_alone(bench, layout, dtype):
 @dtypes
 @layouts
 @shapes
-def test_training_and_relu(bench, dims, layout, dtype):
-    problem = problem_of(Operation.FORWARD_TRAINING, dtype, dims, layout, eps=EPSILON, running=False)
-    inputs = generate(problem)
-    p = Parts(problem, "scale", "bias")
-    y, mean, *_ = p.graph.batchnorm(p.x, p.scale, p.bias, BatchnormAttributes().set_epsilon(EPSILON))
-    out = p.graph.pointwise(y, PointwiseAttributes().set_mode(PointwiseMode.RELU_FWD))
-    made = outputs(out, mean)
-    if not build(bench, p.graph, dtype, layout):
-        return
-    given = {p.x: inputs.x, p.scale: inputs.scale, p.bias: inputs.bias}
-    relu, saved = bench.run(p.graph, given, made)
-    expected = expect(problem, inputs)
-    judge_relu(expected, relu, bench)
-    judge(expected, "saved_mean", saved)
-    assert 0 < np.count_nonzero(relu.astype(np.float64)) < relu.size
-
-
-@dtypes
-@layouts
-@shapes
 @pytest.mark.parametrize("order", ["bn first", "shortcut first"])
 def test_sum_and_relu_are_rounded_once(bench, dims, layout, dtype, order):
     problem = problem_of(Operation.FORWARD_INFERENCE, dtype, dims, layout, eps=EPSILON, beta=1.0)
@@ -834,12 +814,6 @@ def test_memory_must_be_what_the_tensor_says(built):
     refused(built, f"variant_pack[{out}]", {**built.pack, out: built.pack[out]._replace(writable=False)})
     other = 2 if built.handle.library.device_type == 1 else 1
     refused(built, f"variant_pack[{x}]", {**built.pack, x: built.pack[x]._replace(device_type=other)})
-
-
-def test_parameters_may_leave_out_axes_of_length_one(built):
-    pack = {**built.pack, built.uid("scale"): built.device.from_numpy(np.ones(5, np.float32))}
-    built.graph.execute(built.handle, pack, built.workspace)
-    built.device.synchronize()
 
 
 def test_overlaps(built):

@@ -353,49 +353,6 @@ def test_gather_of_matrices_with_gaps(bench):
         hold(got, want, 0.25 * error + 4 * U * want)
 
 
-def test_the_parts_make_the_batch_normalization_of_the_whole(bench):
-    """Three ranks, one of them empty: the result is that of one batch, forward and backward."""
-    random = np.random.default_rng(8)
-    eps, channels = 1e-3, 4
-    x = random.normal(2, 3, (9, channels, 5)).astype(np.float32)
-    dy = random.normal(size=x.shape).astype(np.float32)
-    weight, bias = random.normal(size=channels).astype(np.float32), random.normal(size=channels).astype(np.float32)
-    parts = [slice(0, 2), slice(2, 2), slice(2, 9)]
-    counts = [35 if p.stop == 9 else 5 * (p.stop - p.start) for p in parts]
-    mean, invstd = np.empty((3, channels), np.float32), np.empty((3, channels), np.float32)
-    for rank, part in enumerate(parts):
-        m, i = fresh(weight), fresh(weight)
-        run(bench, "stats", x[part], eps, m, i, written=(m, i))
-        mean[rank], invstd[rank] = m, i
-    everywhere = fresh(weight), fresh(weight)
-    run(bench, "gather_stats_with_counts", x, mean, invstd, None, None, 0.1, eps, counts, *everywhere,
-        written=everywhere)  # fmt: skip
-    forward = reference.forward_training(x, weight, bias, epsilon=eps)
-    backward = reference.backward(x, dy, weight, epsilon=eps)
-    y, dx = fresh(x), fresh(x)
-    sums, grad_weight, grad_bias = np.zeros((2, channels)), np.zeros(channels), np.zeros(channels)
-    for part in parts:
-        out = fresh(x[part])
-        run(bench, "elemt", x[part], weight, bias, *everywhere, eps, out, written=(out,))
-        y[part] = out
-        outputs = tuple(fresh(weight) for _ in range(4))
-        run(bench, "reduce_backward", dy[part], x[part], *everywhere, weight, True, True, True, *outputs,
-            written=outputs)  # fmt: skip
-        sums += wide(outputs[0]), wide(outputs[1])
-        grad_weight, grad_bias = grad_weight + outputs[2], grad_bias + outputs[3]
-    total, moment = sums.astype(np.float32)
-    for part in parts:
-        out = fresh(x[part])
-        run(bench, "elemt_backward", dy[part], x[part], *everywhere, weight, total, moment, counts, out,
-            written=(out,))  # fmt: skip
-        dx[part] = out
-    # well-conditioned data: some tens of roundings of quantities of size 10, against differences of order 1 by a bug
-    for got, want in ((y, forward.y), (dx, backward.dx)):
-        np.testing.assert_allclose(got, want, rtol=0, atol=100 * U * 10)
-    np.testing.assert_allclose(grad_weight, backward.dscale.ravel(), rtol=0, atol=100 * U * 45 * 5)
-    np.testing.assert_allclose(grad_bias, backward.dbias.ravel(), rtol=0, atol=100 * U * 45)
-
-
 # ---------------------------------------------------------------- the two phases and the one call
 
 

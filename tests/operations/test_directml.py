@@ -284,20 +284,6 @@ def test_relu_after_training_and_the_addition(bench, dims, derived, dtype, order
     hold(variance, found.variance, off.variance + 2 * A * found.variance, name="variance")
 
 
-@pytest.mark.parametrize("order", ["C", "last"])
-def test_relu_takes_one_array_more(bench, order):
-    """In the order of the output, so nothing is copied for its sake."""
-    x, z, mean, variance, scale, bias = arrays((4, 3, 5, 2), (1, 3, 1, 1), "f32", order)
-    buffers = [upload(bench, a) for a in (x, mean, variance, scale, bias, np.full_like(x, np.nan))]
-    size = [directml.workspace_size(bench.handle, "batch_normalization", *buffers, fused_activation=a)
-            for a in (None, "relu")]  # fmt: skip
-    assert size[1] - size[0] == -(-x.nbytes // 64) * 64
-    buffers = [upload(bench, a) for a in (x, scale, bias, z, np.full_like(x, np.nan), fresh(scale), fresh(scale))]
-    size = [directml.workspace_size(bench.handle, "batch_normalization_training", *buffers, fused_activation=a)
-            for a in (None, "relu")]  # fmt: skip
-    assert size[1] - size[0] == -(-x.nbytes // 64) * 64
-
-
 def test_a_backend_without_relu_refuses_before_anything_is_written(bench, monkeypatch):
     capability = elementwise.capability
 

@@ -112,19 +112,6 @@ def test_without_a_workspace(bench, operation):
         assert bench.handle not in program._kept
 
 
-def test_the_kept_workspace_goes_with_its_handle(bench):
-    if bench.handle.library.device_type != 1:
-        pytest.skip(f"{bench.handle.backend}: keeps none")
-    gc.collect()  # handles of tests before this one
-    before = len(program._kept)
-    with pybnorm.Handle(bench.handle.backend) as handle:
-        operations.stats(handle, np.ones((4, 3, 5), np.float32), mean=np.empty(3, np.float32))
-        assert len(program._kept) == before + 1
-    del handle
-    gc.collect()
-    assert len(program._kept) == before
-
-
 def test_threads_share_a_handle_and_its_kept_workspace(bench):
     if bench.handle.library.device_type != 1:
         pytest.skip(f"{bench.handle.backend}: keeps none")
@@ -504,14 +491,6 @@ def test_a_kept_call_is_as_careful_as_the_first(bench):
     assert contents(bench) == before
 
 
-def test_a_description_with_lists_is_as_good(bench):
-    """It makes no key, but a call."""
-    x, y = (bench.device.from_numpy(np.full((4, 5), v, np.float32)) for v in (3.0, 0.0))
-    for array in (x, x._replace(dims=[4, 5], strides=[5, 1]), x):
-        operations.axpby(bench.handle, 2.0, array, 0.0, y)
-        assert bench.device.to_numpy(y).tolist() == [[6.0] * 5] * 4
-
-
 def test_interleaved_views_are_apart(bench):
     interleaved = bench.device.from_numpy(np.ones((4, 6), np.float32))
     even = interleaved._replace(dims=(4, 3), strides=(6, 2))
@@ -718,13 +697,6 @@ def test_a_signal_handler_may_call_the_same_operation(bench):
         signal.signal(signal.SIGALRM, before)
     assert len(calls) > 10
     assert set(calls) == {2.0}
-
-
-def test_an_unknown_argument_is_a_type_error(bench):
-    x, y = (bench.device.from_numpy(np.ones((4, 5), np.float32)) for _ in range(2))
-    for arguments, options in [((1.0, x, 0.0), {"bogus": y}), ((1.0, x, 0.0, y, y), {}), ((1.0, x, 0.0, y), {"y": y})]:
-        with pytest.raises(TypeError, match="argument"):
-            operations.workspace_size(bench.handle, "axpby", *arguments, **options)
 
 
 @pytest.mark.parametrize("module", [normalization, gradients, vectors], ids=lambda m: m.__name__.rpartition(".")[2])
