@@ -384,10 +384,8 @@ def gather_stats_with_counts(
         A row for each rank, of what `stats` gave with the same `eps`.
     running_mean, running_var : array, shape (C,), or None
         Updated in place; both or none; need n > 1.
-    momentum : float
-        From 0 to 1.
-    eps : float
-        Finite, at least 0.
+    momentum, eps : float
+        From 0 to 1; finite, at least 0.
     counts : sequence of R numbers, on the host
         Elements per channel of each rank, whole numbers. Rows of ranks with 0 have no effect, whatever they hold.
     mean_all, invstd_all : array, shape (C,)
@@ -504,10 +502,8 @@ def elemt_backward(
 
     Parameters
     ----------
-    grad_out, input : array, one shape and dtype
-        Rank 2 to 8, (N, C, ...). Axes other than 1 may be empty: nothing is done then.
-    mean, invstd : array, shape (C,)
-        Of all ranks.
+    grad_out, input, mean, invstd
+        As in `reduce_backward`; of an empty batch nothing is done.
     weight : array, shape (C,), or None
         None: 1.
     sum_dy, sum_dy_xmu : array, shape (C,)

@@ -196,20 +196,14 @@ def batch_normalization_training(
 
     Parameters
     ----------
-    input : array, rank 1 to 8
-        float32 or float16.
     scale, bias : array, rank and dtype of `input`, one shape
         Each size 1 or that of `input`.
     fused_add : array, shape and dtype of `input`, or None
         Added before the activation.
-    output : array, shape and dtype of `input`
-        Written.
     output_mean, output_variance : array, shape and dtype of `scale`
         Written. The variance is the biased one, also where only one element goes into it: 0 then.
-    epsilon : float
-        Finite, at least 0.
-    fused_activation : Activation, str or None
-        A name alone means an `Activation` of that kind.
+    input, output, epsilon, fused_activation
+        As in `batch_normalization`.
 
     Notes
     -----

@@ -142,7 +142,7 @@ class _Description(_Named):
         -----
         `pybnorm.operations.forward_training`; before it axpby from prev to next, unless they are the same memory.
         """
-        attributes = self._attributes(attributes, BatchnormAttributes, "Batchnorm")
+        attributes = self._attributes(attributes, BatchnormAttributes)
         inputs: dict[str, Any] = {"x": x, "scale": scale, "bias": bias}
         outputs = ["y", "mean", "inv_variance"]
         running = {
@@ -173,7 +173,7 @@ class _Description(_Named):
 
         Tensors are as in `batchnorm`.
         """
-        attributes = self._attributes(attributes, BatchnormInferenceAttributes, "BatchnormInference")
+        attributes = self._attributes(attributes, BatchnormInferenceAttributes)
         inputs = {"x": x, "mean": mean, "inv_variance": inv_variance, "scale": scale, "bias": bias}
         return self._add("batchnorm_inference", attributes, inputs, ["y"])[0]
 
@@ -191,9 +191,7 @@ class _Description(_Named):
 
         Tensors are as in `batchnorm`.
         """
-        attributes = self._attributes(
-            attributes, BatchnormInferenceAttributesVarianceExt, "BatchnormInferenceVarianceExt"
-        )
+        attributes = self._attributes(attributes, BatchnormInferenceAttributesVarianceExt)
         inputs = {"x": x, "mean": mean, "variance": variance, "scale": scale, "bias": bias}
         scalars = {"epsilon": _scalar(epsilon, "epsilon")}
         return self._add("batchnorm_inference_variance_ext", attributes, inputs, ["y"], scalars)[0]
@@ -212,7 +210,7 @@ class _Description(_Named):
 
         Tensors are as in `batchnorm`; the attributes have saved statistics, or an epsilon to compute them from x.
         """
-        attributes = self._attributes(attributes, BatchnormBackwardAttributes, "BatchnormBackward")
+        attributes = self._attributes(attributes, BatchnormBackwardAttributes)
         inputs: dict[str, Any] = {"dy": dy, "x": x, "scale": scale}
         pair = {"mean": attributes.get_mean(), "inv_variance": attributes.get_inv_variance()}
         scalars = {}
@@ -243,7 +241,7 @@ class _Description(_Named):
         """
         if not 1 <= len(rest) <= 2:
             raise ArgumentError("inputs", f"{len(rest)} arguments after in_0", "in_1 if any, then the attributes")
-        attributes = self._attributes(rest[-1], PointwiseAttributes, "Pointwise")
+        attributes = self._attributes(rest[-1], PointwiseAttributes)
         inputs = {"in_0": in_0}
         if len(rest) == 2:
             inputs["in_1"] = rest[0]
@@ -261,12 +259,12 @@ class _Description(_Named):
         """``a + b``, as cuDNN's Python has it."""
         return self.pointwise(a, b, PointwiseAttributes().set_name(name).set_mode(PointwiseMode.ADD))
 
-    def _attributes(self, given: Any, kind: type[Any], prefix: str) -> Any:
+    def _attributes(self, given: Any, kind: type[Any]) -> Any:
         """A copy, as C++ passes attributes by value, with a name."""
         _arguments.instance(given, kind, "attributes", f"a {kind.__name__}")
         attributes = copy.copy(given)
         if not attributes.get_name():
-            attributes.set_name(f"{prefix}_{len(self._nodes)}")
+            attributes.set_name(f"{kind.__name__.replace('Attributes', '')}_{len(self._nodes)}")
         return attributes
 
     def _add(

@@ -117,6 +117,8 @@ class Graph(_Refusing, graph.Graph):
     check_support = _stage("check_support", _returned)
     get_workspace_size = _stage("get_workspace_size", _raised)
     get_plan_name = _stage("get_plan_name", _raised)
+    get_plan_name_at_index = _stage("get_plan_name_at_index", _raised)
+    get_workspace_size_plan_at_index = _stage("get_workspace_size_plan_at_index", _raised)
     to_json = _stage("to_json", _raised)
 
     def checkNoDuplicateTensorIds(self) -> Error:
@@ -150,14 +152,6 @@ class Graph(_Refusing, graph.Graph):
         """`get_workspace_size`: there is one plan."""
         return self.get_workspace_size()
 
-    def get_workspace_size_plan_at_index(self, plan_index: int) -> int:
-        """`pybnorm.graph.Graph.get_workspace_size_plan_at_index`."""
-        return int(_raised(super().get_workspace_size_plan_at_index, plan_index))
-
-    def get_plan_name_at_index(self, plan_index: int) -> str:
-        """`pybnorm.graph.Graph.get_plan_name_at_index`."""
-        return str(_raised(super().get_plan_name_at_index, plan_index))
-
     def execute(  # type: ignore[override]
         self, handle: Any, variant_pack: Mapping[Any, Any], workspace: Any = 0
     ) -> Error:
@@ -186,7 +180,7 @@ class Graph(_Refusing, graph.Graph):
         attributes: BatchnormBackwardAttributes,
     ) -> tuple[graph.TensorAttributes, graph.TensorAttributes, graph.TensorAttributes]:  # fmt: skip
         """`pybnorm.graph.Graph.batchnorm_backward`; without saved statistics and epsilon the epsilon is 1e-5."""
-        attributes = self._attributes(attributes, BatchnormBackwardAttributes, "BatchnormBackward")
+        attributes = self._attributes(attributes, BatchnormBackwardAttributes)
         if attributes.get_mean() is None and attributes.get_inv_variance() is None and attributes.get_epsilon() is None:
             attributes.set_epsilon(_EPSILON)
         return super().batchnorm_backward(dy, x, scale, attributes)

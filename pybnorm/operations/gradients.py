@@ -97,15 +97,9 @@ def backward_frozen(
 
     Parameters
     ----------
-    x, dy : array, one shape and dtype
-        Rank 1 to 8.
-    scale : array, derived shape, or None
-        None: 1.
     mean, variance : array, derived shape
-    dx : array, shape and dtype of x, or None
-    dscale, dbias : array, derived shape, or None
-        At least one of the three outputs.
-    alpha, beta, alpha_param, beta_param, epsilon : float
+    x, dy, scale, dx, dscale, dbias, alpha, beta, alpha_param, beta_param, epsilon
+        As in `backward`.
 
     Examples
     --------
@@ -146,9 +140,8 @@ training_grad = alias(
 
     Parameters
     ----------
-    x, dy, scale, mean, variance, dx, dscale, dbias, axis, workspace
+    x, dy, scale, mean, variance, dx, dscale, dbias, alpha, beta, alpha_param, beta_param, epsilon, axis, workspace
         As in `backward_frozen`.
-    alpha, beta, alpha_param, beta_param, epsilon : float
 
     Examples
     --------

@@ -157,13 +157,10 @@ def forward_inference(
     ----------
     x : array
         Rank 1 to 8; axes that are reduced may be empty, then nothing is done.
-    scale, bias : array, derived shape, or None
-        None: 1 and 0.
     running_mean, running_variance : array, derived shape
         A variance, not an inverse standard deviation.
-    y : array, shape and dtype of x
-        Written. Read only if `beta` is not 0.
-    alpha, beta, epsilon : float
+    scale, bias, y, alpha, beta, epsilon
+        As in `forward_training`.
 
     Examples
     --------
@@ -197,15 +194,10 @@ def forward_inference_inv_variance(
 
     Parameters
     ----------
-    x : array
-        Rank 1 to 8; axes that are reduced may be empty, then nothing is done.
-    scale, bias : array, derived shape, or None
-        None: 1 and 0.
     mean, inv_variance : array, derived shape
         `inv_variance` is 1 / sqrt(variance + epsilon).
-    y : array, shape and dtype of x
-        Written. Read only if `beta` is not 0.
-    alpha, beta : float
+    x, scale, bias, y, alpha, beta
+        As in `forward_inference`.
 
     Examples
     --------

@@ -339,14 +339,10 @@ def backward_frozen(
         Derived shape; None: 1.
     mean, variance : ndarray
         Derived shape; no negative variance.
-    alpha, beta, alpha_param, beta_param : float
-        Finite. With a beta of 0 its priors are never read.
-    epsilon : float
-        Finite, at least 0.
     axis : int or sequence of int
         The axes that parameters keep; any subset, see `fold`.
-    prior_dx, prior_dscale, prior_dbias : ndarray, optional
-        Prior values of the outputs; required if the beta is not 0.
+    alpha, beta, alpha_param, beta_param, epsilon, prior_dx, prior_dscale, prior_dbias
+        As for `backward`.
 
     Returns
     -------
@@ -380,10 +376,10 @@ def training_grad(
 
     Parameters
     ----------
-    x, dy, scale, mean, variance, alpha, beta, alpha_param, beta_param, epsilon, axis
+    x, dy, scale, mean, variance, axis
         As for `backward_frozen`.
-    prior_dx, prior_dscale, prior_dbias
-        As for `backward_frozen`.
+    alpha, beta, alpha_param, beta_param, epsilon, prior_dx, prior_dscale, prior_dbias
+        As for `backward`.
 
     Returns
     -------
@@ -531,25 +527,18 @@ def backward_elemt(
     ----------
     x, dy : ndarray
         One shape, rank 1 to 8; reduced axes may be empty.
-    scale : ndarray or None
-        Derived shape; None: 1.
-    mean, inv_variance : ndarray
-        Derived shape, of all ranks.
+    scale, mean, inv_variance : ndarray
+        Derived shape, of all ranks; a scale of None: 1.
     sum_dy, sum_dy_xmu : ndarray
         Derived shape; sums over all ranks.
     count : int
         Elements per statistic of all ranks.
-    alpha, beta : float
-        Finite. With beta 0, `prior` is never read.
-    axis : int or sequence of int
-        The axes that parameters keep; any subset, see `fold`.
-    prior : ndarray, optional
-        What dx held before; required if beta is not 0.
+    alpha, beta, axis, prior
+        As for `forward_inference_inv_variance`.
 
     Returns
     -------
     ndarray
-        dx.
 
     Examples
     --------

@@ -403,7 +403,7 @@ class Foreign(np.lib.mixins.NDArrayOperatorsMixin):
         """Put its axes in another order."""
         return self._like(self.namespace.transpose(self.raw, tuple(axes[0] if len(axes) == 1 else axes)))
 
-    def _reduced(self, name: str, axis: Any, keepdims: bool, dtype: Any = None) -> Foreign:
+    def _reduced(self, name: str, axis: Any = None, keepdims: bool = False, dtype: Any = None) -> Foreign:
         lib = self.namespace.lib
         axes = tuple(range(self.ndim)) if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
         if self.namespace.name != "torch":
@@ -428,17 +428,8 @@ class Foreign(np.lib.mixins.NDArrayOperatorsMixin):
         """The least."""
         return initial if initial is not None and not self.size else self._reduced("min", axis, keepdims)
 
-    def sum(self, axis: Any = None, keepdims: bool = False) -> Foreign:
-        """The sum, of any order."""
-        return self._reduced("sum", axis, keepdims)
-
-    def any(self, axis: Any = None, keepdims: bool = False) -> Foreign:
-        """Say whether an element is true."""
-        return self._reduced("any", axis, keepdims)
-
-    def all(self, axis: Any = None, keepdims: bool = False) -> Foreign:
-        """Say whether each element is true."""
-        return self._reduced("all", axis, keepdims)
+    sum = functools.partialmethod(_reduced, "sum")  # of any order
+    any, all = functools.partialmethod(_reduced, "any"), functools.partialmethod(_reduced, "all")
 
     def order(self) -> Foreign:
         """The stable order along the last axis."""

@@ -222,16 +222,10 @@ class SyncBatchNorm:
         ----------
         x : array
             The local batch; reduced axes may be empty.
-        scale, bias : array, derived shape, or None
-            None: 1 and 0.
-        y : array, shape and dtype of x
-            Written. Read only if `beta` is not 0.
+        scale, bias, y, unbiased, running_mean, running_variance
+            As in `operations.forward_training`; running statistics get the same values on all ranks.
         alpha, beta, epsilon, exponential_average_factor : float
             Of this rank; ranks should give the same.
-        unbiased : bool
-            False: the running variance takes the variance over n.
-        running_mean, running_variance : array, derived shape, optional
-            Updated in place, to the same values on all ranks; both or none.
         saved_mean, saved_inv_variance : array, derived shape and dtype, optional
             Written, for `backward`; both or none.
         workspace : array or (address, bytes), optional
@@ -241,11 +235,6 @@ class SyncBatchNorm:
         -------
         int
             Elements per statistic of all ranks.
-
-        Notes
-        -----
-        Calls: fill and forward training for the local statistics, with y as the memory of what nobody reads, where
-        beta is 0; those of `operations.gather_stats`; forward inference.
         """
         arrays = x, scale, bias, y, running_mean, running_variance, saved_mean, saved_inv_variance
         values = *arrays, alpha, beta, epsilon, exponential_average_factor, unbiased
@@ -293,15 +282,12 @@ class SyncBatchNorm:
         ----------
         x, dy : array, one shape and dtype
             The local batch; reduced axes may be empty.
-        scale : array, derived shape, or None
-            None: 1.
-        dx : array, shape and dtype of x
-            Written. Read only if `beta` is not 0.
+        scale, dx, alpha, beta
+            As in `operations.backward_elemt`.
         dscale, dbias : array, derived shape, optional
             Written; 0 where x is empty.
         saved_mean, saved_inv_variance : array, derived shape
             As `forward` wrote them.
-        alpha, beta : float
         workspace : array or (address, bytes), optional
             As in `forward`.
 
@@ -309,11 +295,6 @@ class SyncBatchNorm:
         -------
         int
             Elements per statistic of all ranks.
-
-        Notes
-        -----
-        Calls: those of `operations.backward_reduce` and `operations.backward_elemt`.
-        Workspace: the larger of the two.
         """
         values = x, dy, scale, dx, dscale, dbias, saved_mean, saved_inv_variance, alpha, beta
         self._total = self._differentiate(values, self._total, workspace, self._promised)

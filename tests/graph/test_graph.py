@@ -1,6 +1,5 @@
 """Graphs give what the reference gives, within bound; wrong graphs and wrong calls are refused by name."""
 
-import copy
 import dataclasses
 import logging
 
@@ -553,91 +552,57 @@ def test_wrong_graphs(argument, change):
     wrong(argument, change)
 
 
-def test_shapes_of_x_and_dy_are_refused():
+def one_node(kind="batchnorm", x=(4, 5), dy=None, bias=True, **slots):
+    """A graph of one batch norm whose attributes have these slots; True is a tensor of their own."""
+    graph = floats()
+
+    def parameter(name):
+        return graph.tensor(name=name, dim=(1, 5))
+
+    attributes = (BatchnormAttributes if kind == "batchnorm" else BatchnormBackwardAttributes)()
+    for name, value in slots.items():
+        own = [parameter(name)] if name == "peer_stats" else parameter(name)
+        getattr(attributes, f"set_{name}")(own if value is True else value)
+    data = [graph.tensor(name=n, dim=d, stride=(5, 1)) for n, d in (("dy", dy or x), ("x", x))]
+    if kind == "batchnorm":
+        outputs(graph.batchnorm(data[1], parameter("scale"), parameter("bias") if bias else None, attributes)[0])
+    else:
+        outputs(graph.batchnorm_backward(*data, parameter("scale"), attributes)[0])
+    return graph
+
+
+PREVIOUS = {"epsilon": 0.1, "prev_running_mean": True, "prev_running_variance": True}
+
+
+@table(
+    ("argument", "described"),
+    [
+        ("x of", {"kind": "backward", "x": (1, 5), "epsilon": EPSILON}),
+        ("dy of", {"kind": "backward", "dy": (3, 5), "epsilon": EPSILON}),
+        ("epsilon of", {}),
+        ("momentum of", PREVIOUS),
+        ("prev_running_variance of", {"epsilon": 0.1, "prev_running_mean": True, "momentum": 0.1}),
+        ("prev_running_mean of", {"epsilon": 0.1, "momentum": 0.1}),
+        ("inv_variance of", {"kind": "backward", "mean": True}),
+        ("mean of", {"kind": "backward", "inv_variance": True}),
+        ("epsilon of", {"kind": "backward"}),
+        ("bias of", {"epsilon": 0.1, "bias": False}),
+        ("peer_stats of", {"epsilon": 0.1, "peer_stats": True}),  # which need a communicator
+        ("peer_stats of", {"kind": "backward", "epsilon": EPSILON, "peer_stats": True}),  # and saved statistics
+        *[("epsilon", {"epsilon": value}) for value in (-1.0, 1e39)],
+        *[("momentum", {**PREVIOUS, "momentum": value}) for value in (-1.0, 1e39)],
+    ],
+)
+def test_groups_are_complete_or_absent_and_values_in_their_ranges(argument, described):
+    with pytest.raises(ArgumentError) as info:
+        one_node(**described).validate()
+    assert info.value.argument.startswith(argument), info.value
+
+
+def test_what_is_no_communicator_is_refused():
     wrong("x of bn", lambda g, t: None, dims=(1, 5, 1, 1))
-    graph = floats()
-    x, dy = (graph.tensor(name=n, dim=(1, 5), stride=(5, 1)) for n in ("x", "dy"))
-    scale = graph.tensor(name="scale", dim=(1, 5))
-    outputs(*graph.batchnorm_backward(dy, x, scale, BatchnormBackwardAttributes().set_epsilon(EPSILON)))
-    with pytest.raises(ArgumentError, match="more than one element"):
-        graph.validate()
-    graph = floats()
-    x, dy = (graph.tensor(name=n, dim=d, stride=(5, 1)) for n, d in (("x", (4, 5)), ("dy", (3, 5))))
-    attributes = BatchnormBackwardAttributes().set_epsilon(EPSILON)
-    outputs(*graph.batchnorm_backward(dy, x, graph.tensor(name="scale", dim=(1, 5)), attributes))
-    with pytest.raises(ArgumentError, match=r"^dy of"):
-        graph.validate()
-
-
-def test_groups_are_complete_or_absent():
-    graph = floats()
-    x, dy = (graph.tensor(name=n, dim=(4, 5), stride=(5, 1)) for n in ("x", "dy"))
-    p = [graph.tensor(name=n, dim=(1, 5)) for n in "abcd"]
-    cases = [
-        ("epsilon", lambda g: g.batchnorm(x, p[0], p[1], BatchnormAttributes())),
-        (
-            "momentum",
-            lambda g: g.batchnorm(
-                x,
-                p[0],
-                p[1],
-                copy.copy(BatchnormAttributes().set_epsilon(0.1))
-                .set_prev_running_mean(p[2])
-                .set_prev_running_variance(p[3]),
-            ),
-        ),
-        (
-            "prev_running_variance",
-            lambda g: g.batchnorm(
-                x, p[0], p[1], BatchnormAttributes().set_epsilon(0.1).set_prev_running_mean(p[2]).set_momentum(0.1)
-            ),
-        ),
-        (
-            "prev_running_mean",
-            lambda g: g.batchnorm(x, p[0], p[1], BatchnormAttributes().set_epsilon(0.1).set_momentum(0.1)),
-        ),
-        ("inv_variance", lambda g: g.batchnorm_backward(dy, x, p[0], BatchnormBackwardAttributes().set_mean(p[1]))),
-        ("mean", lambda g: g.batchnorm_backward(dy, x, p[0], BatchnormBackwardAttributes().set_inv_variance(p[1]))),
-        ("epsilon", lambda g: g.batchnorm_backward(dy, x, p[0], BatchnormBackwardAttributes())),
-        ("bias", lambda g: g.batchnorm(x, p[0], None, BatchnormAttributes().set_epsilon(0.1))),
-        (
-            "peer_stats",
-            lambda g: g.batchnorm(x, p[0], p[1], BatchnormAttributes().set_epsilon(0.1).set_peer_stats([p[2]])),
-        ),
-    ]
-    for argument, add in cases:
-        graph = floats()
-        outputs(add(graph)[0])
-        with pytest.raises(ArgumentError) as info:
-            graph.validate()
-        assert info.value.argument.startswith(f"{argument} of"), (argument, info.value)
-
-
-def test_peers_need_a_communicator_and_saved_statistics():
-    graph = floats()
     with pytest.raises(ArgumentError, match="communicator"):
-        graph.set_communicator("MPI_COMM_WORLD")
-    x, dy = (graph.tensor(name=n, dim=(4, 5), stride=(5, 1)) for n in ("x", "dy"))
-    scale = graph.tensor(name="scale", dim=(1, 5))
-    attributes = BatchnormBackwardAttributes().set_epsilon(EPSILON).set_peer_stats([scale])
-    outputs(graph.batchnorm_backward(dy, x, scale, attributes)[0])
-    with pytest.raises(ArgumentError, match=r"peer_stats of .*without saved statistics"):
-        graph.validate()
-
-
-@pytest.mark.parametrize("value", [-1.0, 1e39])
-def test_epsilon_and_momentum_have_their_ranges(value):
-    for make in (
-        lambda t: BatchnormAttributes().set_epsilon(value),
-        lambda t: BatchnormAttributes().set_epsilon(0.1).set_previous_running_stats(t["m"], t["v"], value),
-    ):
-        graph = floats()
-        x = graph.tensor(name="x", dim=(4, 5), stride=(5, 1))
-        t = {n: graph.tensor(name=n, dim=(1, 5)) for n in ("s", "b", "m", "v")}
-        outputs(graph.batchnorm(x, t["s"], t["b"], make(t))[0])
-        with pytest.raises(ArgumentError) as info:
-            graph.validate()
-        assert info.value.argument in ("epsilon", "momentum")
+        floats().set_communicator("MPI_COMM_WORLD")
 
 
 def test_pointwise_rules():

@@ -1,4 +1,4 @@
-"""The examples for users of gocudnn, MIOpen, DirectML and CANN: one command each, and a wrong result is said."""
+"""The examples for users of hipDNN, gocudnn, MIOpen, DirectML and CANN: one command each; a wrong result is said."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from example_here import run_here
 
 import pybnorm
-from pybnorm import cann, directml, layer, miopen
+from pybnorm import cann, directml, graph, layer, miopen
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DTYPES = {
@@ -18,6 +18,9 @@ DTYPES = {
     "directml_grad": ("f32", "f16"),
     "cann_reduce_backward": ("f32", "f16", "bf16"),
 }
+SAMPLES = {p.stem: p.read_text() for p in EXAMPLES.glob("*.py")}
+GRAPHS = sorted(name for name, text in SAMPLES.items() if "import example\n" in text and "pybnorm.graph" in text)
+DTYPES |= dict.fromkeys(GRAPHS, ("f32", "f16", "bf16"))
 CASES = [(name, dtype) for name, dtypes in DTYPES.items() for dtype in dtypes]
 JUDGED = {"gocudnn_layer": 19, "miopen_calls": 19, "directml_grad": 4, "cann_reduce_backward": 6}
 MISMATCH, ABSENT, REFUSED = 1, 2, 3
@@ -37,9 +40,8 @@ def need_no_workspace(backend, name):
 
 
 def test_every_example_is_tested():
-    samples = {p: p.read_text() for p in EXAMPLES.glob("*.py")}
-    others = {p.stem for p, text in samples.items() if "import example\n" in text and "pybnorm.graph" not in text}
-    assert others == set(DTYPES)
+    assert {name for name, text in SAMPLES.items() if "import example\n" in text} == set(DTYPES)
+    assert {"batchnorm_training", "batchnorm_inference", "batchnorm_backward"} < set(GRAPHS)
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
@@ -50,6 +52,11 @@ def test_one_command(handle, name, dtype, layout, monkeypatch):
     need_no_workspace(handle.backend, name)
     start = run if (dtype, layout) == ("f32", "nchw") else run_here
     done = start(name, "--backend", handle.backend, "--dtype", dtype, "--layout", layout)
+    if name in GRAPHS:
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert all("  ok" in line for line in done.stdout.splitlines()[1:]), done.stdout
+        assert len(done.stdout.splitlines()) >= 3
+        return
     must = handle.backend != "miopen" or layout == "nchw"
     if done.returncode == REFUSED and not must:
         assert "refused: " in done.stdout
@@ -95,7 +102,20 @@ def swapped(i, j):
     return change
 
 
+def halved_scale(args):
+    """Half of the scale given to a graph as twice what it is."""
+    made, handle, pack, *rest = args
+    for record in made._records.values():
+        for key in pack:
+            if record.name == "scale" and (key if isinstance(key, int) else key.get_uid()) == record.uid:
+                count = pack[key].dims[1] if len(pack[key].dims) > 1 else pack[key].dims[0]
+                half = pack[key]._replace(dims=(1, count // 2), strides=(count, 1))
+                handle.axpby(0.0, half, 2.0, half._replace(pointer=half.pointer + count // 2 * 4))
+    return [made, handle, pack, *rest]
+
+
 MISTAKES = [
+    *[(name, graph.Graph, "execute", halved_scale, "") for name in GRAPHS],
     ("gocudnn_layer", layer.BatchNorm, "forward_training", swapped(2, 3), "saved_mean|y"),
     ("gocudnn_layer", layer.BatchNorm, "forward_inference", swapped(2, 3), "y"),
     ("gocudnn_layer", layer.BatchNorm, "backward", swapped(5, 6), "dscale"),
@@ -127,7 +147,13 @@ def test_a_wrong_call_is_a_mismatch(backend, handle, name, owner, call, mistake,
     monkeypatch.setattr(owner, call, lambda *args, **named: original(*mistake(args), **named))
     assert example.run(program.__doc__, program.main, ["--backend", backend], **options) == MISMATCH
     wrong = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "WRONG" in line]
-    assert set(wrong) & set(output.split("|"))
+    assert set(wrong) & set(output.split("|")) or (wrong and name in GRAPHS)
+
+
+def test_an_absent_library_is_said():
+    done = run("batchnorm_training", "--backend", "onednn", PYBNORM_LIB_ONEDNN=str(EXAMPLES / "example.py"))
+    assert done.returncode == ABSENT
+    assert "PYBNORM_LIB_ONEDNN" in done.stderr
 
 
 @pytest.mark.slow
@@ -139,7 +165,8 @@ def test_an_absent_second_library_is_said(handle):
     assert f"PYBNORM_LIB_{absent.upper()}" in done.stderr
 
 
-def test_the_command_line_names_what_is_allowed():
-    done = run("directml_grad", "--dtype", "bf16")
+@pytest.mark.parametrize(("name", "dtype"), [("directml_grad", "bf16"), ("batchnorm_training", "f64")])
+def test_the_command_line_names_what_is_allowed(name, dtype):
+    done = run(name, "--dtype", dtype)
     assert done.returncode == 2
     assert "f32" in done.stderr
