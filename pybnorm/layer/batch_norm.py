@@ -348,7 +348,7 @@ class BatchNorm:
         if exponential_average_factor is not None:
             factor = _arguments.factor(exponential_average_factor)
         added = self._epsilon if epsilon is None else _arguments.epsilon(epsilon)
-        own = {"mode": self._mode, "algorithm": self._algorithm, "exponential_average_factor": factor}
+        own: dict[str, Any] = {"mode": self._mode, "algorithm": self._algorithm, "exponential_average_factor": factor}
         self._handle.forward_training(data, scale, bias, y, **own, epsilon=added, **options, **self._state)
         self._epsilon, self._factor, self._has_saved = added, factor, True
 
@@ -377,10 +377,10 @@ class BatchNorm:
         array([[[[1., 2., 3., 4.]]]], dtype=float32)
         """
         data = self._data(x)
-        statistics = self._state["running_mean"], self._state["running_variance"]
+        mean, variance = self._state["running_mean"], self._state["running_variance"]
         own: dict[str, Any] = {"mode": self._mode, "algorithm": self._algorithm}
         own["epsilon"] = self._epsilon if epsilon is None else epsilon
-        self._handle.forward_inference(data, scale, bias, *statistics, y, **own, **options)
+        self._handle.forward_inference(data, scale, bias, mean, variance, y, **own, **options)
 
     def backward(
         self, x: Any, dy: Any, scale: Any, dx: Any, dscale: Any, dbias: Any, *, epsilon: float | None = None,

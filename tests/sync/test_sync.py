@@ -20,7 +20,7 @@ from sync_worker import CASES, COMPUTED, ORDERS, AllReduced, Threads, bounds_of
 from tables import table
 
 import pybnorm
-from pybnorm import ArgumentError, ArgumentTypeError, reference, sync
+from pybnorm import ArgumentError, ArgumentTypeError, operations, reference, sync
 from pybnorm._arrays import as_buffer
 from pybnorm.check.judging.bounds import Status, expect, judge, precision, tiers
 from pybnorm.check.language.data import generate
@@ -403,7 +403,7 @@ def test_on_a_device_every_program_has_a_workspace_from_the_start(over_threads, 
     if not whole:
         monkeypatch.setattr(sync.memory, "_WHOLE", 0)  # as if messages were too long to be read for their headers
     kind, deterministic = ORDERS[order]
-    run, seen, names = sync.operations.program.Prepared.execute, [], []
+    run, seen, names = operations.program.Prepared.execute, [], []
 
     def execute(prepared, handle, operation, addresses, workspace):
         seen.append((prepared.nbytes, workspace))
@@ -422,7 +422,7 @@ def test_on_a_device_every_program_has_a_workspace_from_the_start(over_threads, 
             layer.backward(x, x.copy(), None, np.empty_like(x), **saved, workspace=workspace)
         return communicator.vectors - built
 
-    monkeypatch.setattr(sync.operations.program.Prepared, "execute", execute)
+    monkeypatch.setattr(operations.program.Prepared, "execute", execute)
     assert over_threads(work) == [1] * 4  # no vector but the caller's workspace
     assert sum(nbytes > 0 for nbytes, _ in seen) >= 4 * 3 * (3 if order == "all_reduce" else 4)
     assert sum(name == "headers" for name in names) == (0 if whole else 4 * 3 * 2)
@@ -494,7 +494,7 @@ def test_backward_of_another_number_of_elements_than_forward_had(over_threads, k
 
 def test_backward_computes_while_its_headers_are_read(over_threads, monkeypatch):
     """Where a communicator has a read that can be begun; forward needs them first."""
-    run = sync.operations.program.Prepared.execute
+    run = operations.program.Prepared.execute
     here = threading.local()
 
     class Begins(Threads):
@@ -523,7 +523,7 @@ def test_backward_computes_while_its_headers_are_read(over_threads, monkeypatch)
             layer.backward(x, x, None, x.copy(), **saved)
         return forward, here.events
 
-    monkeypatch.setattr(sync.operations.program.Prepared, "execute", execute)
+    monkeypatch.setattr(operations.program.Prepared, "execute", execute)
     for forward, backward in over_threads(work, 2):
         assert forward[:3] == ["forward_training", "begin", "end"]
         assert backward[-4:] == ["begin", "backward", "forward_inference", "end"]
@@ -619,7 +619,7 @@ def test_a_communicator_for_other_memory_is_refused_on_every_rank(over_threads):
 def test_a_rank_that_fails_in_the_vendor_ends_the_call_on_all(over_threads, monkeypatch, order):
     kind, deterministic = ORDERS[order]
     broken = pybnorm.ExecutionError(backend="onednn", function="f", status=6, status_name="RUNTIME")
-    whole = sync.operations.program.Prepared.execute
+    whole = operations.program.Prepared.execute
     here = threading.local()
 
     def execute(prepared, handle, operation, addresses, workspace):
@@ -627,7 +627,7 @@ def test_a_rank_that_fails_in_the_vendor_ends_the_call_on_all(over_threads, monk
             raise broken
         whole(prepared, handle, operation, addresses, workspace)
 
-    monkeypatch.setattr(sync.operations.program.Prepared, "execute", execute)
+    monkeypatch.setattr(operations.program.Prepared, "execute", execute)
 
     def work(communicator, handle):
         layer = kind(handle, communicator, 3, deterministic=deterministic)
@@ -766,7 +766,7 @@ def test_scenarios_cover_every_case():
 
 def test_a_call_is_few_calls_of_the_library(over_threads, monkeypatch):
     """Each tensor is read and written as seldom as the library's operations allow, and the small steps are few."""
-    whole, seen = sync.operations.program.Prepared.execute, []
+    whole, seen = operations.program.Prepared.execute, []
 
     def execute(prepared, handle, operation, addresses, workspace):
         seen.append((operation, prepared.calls, prepared.copies, prepared.nbytes))
@@ -795,7 +795,7 @@ def test_a_call_is_few_calls_of_the_library(over_threads, monkeypatch):
                 found.append(list(seen))
             communicator.all_gather(np.zeros(1, np.float32), np.zeros(communicator.size, np.float32), 0)
 
-    monkeypatch.setattr(sync.operations.program.Prepared, "execute", execute)
+    monkeypatch.setattr(operations.program.Prepared, "execute", execute)
     for size, most in ((2, {"forward": 11, "backward": 10}), (4, {"forward": 21, "backward": 10})):
         found = []
         over_threads(work, size)
