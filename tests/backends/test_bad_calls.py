@@ -75,7 +75,7 @@ def test_one_element_per_statistic_with_running_statistics(good):
 def test_unsupported_names_the_descriptors(good):
     """The message of a refusal has the reason and what was asked for."""
     backend = good.handle.backend
-    if backend in ("cudnn", "native"):
+    if backend == "cudnn" or backend.startswith("native"):
         pytest.skip(f"{backend}: has every dtype of this package")
     x = good.array(np.ones(DIMS, np.float64))
     y = good.array(np.full(DIMS, 7.0))

@@ -15,19 +15,20 @@ struct column_reader { /* a thread's vector of columns */
     const T *x, *w, *y;
     coefficients k[V];
 
-    __device__ __forceinline__ void read(const arguments &a, i64 r, pack &px, pack &pd) const {
+    __device__ __forceinline__ void read(const arguments &a, i64 r, pack &px, pack &pd, pack &py) const {
         px = *(const pack *)(x + r * a.row[AT_X]);
-        if (!BACKWARD)
+        if (BACKWARD)
+            pd = *(const pack *)(w + r * a.row[AT_W]);
+        if (BACKWARD && FUSED && a.reads_y)
+            py = *(const pack *)(y + r * a.row[AT_Y]);
+    }
+    /* Where the activation lets dy pass. Only when all loads are on their way: each would be waited for. */
+    __device__ __forceinline__ void pass(const arguments &a, const pack &px, pack &pd, const pack &py) const {
+        if (!BACKWARD || !FUSED || !a.activation)
             return;
-        pd = *(const pack *)(w + r * a.row[AT_W]);
-        if (FUSED && a.activation) {
-            pack py = px;
-            if (a.reads_y)
-                py = *(const pack *)(y + r * a.row[AT_Y]);
 #pragma unroll
-            for (int i = 0; i < V; i++)
-                pd.e[i] = D::put(gradient_in(a, k[i], D::get(px.e[i]), D::get(pd.e[i]), D::get(py.e[i])));
-        }
+        for (int i = 0; i < V; i++)
+            pd.e[i] = D::put(gradient_in(a, k[i], D::get(px.e[i]), D::get(pd.e[i]), D::get(py.e[i])));
     }
 };
 
@@ -161,21 +162,25 @@ static __device__ bool column_sums_of(const arguments &a, const tile &t, const c
     i64 r = lo + threadIdx.y;
     int turns = 0;
     bool first = !BACKWARD;
+    T *const dz = FUSED && BACKWARD && has && a.data[AT_DZ] ? (T *)a.data[AT_DZ] + column_place(a, AT_DZ, t.first + threadIdx.x * V) : 0;
 #pragma unroll
     for (int i = 0; i < V; i++)
         s[i] = q[i] = s1[i] = q1[i] = 0, about[i] = BACKWARD && has ? in.k[i].mean : (N)0;
     do {
-        pack x[BATCH], d[BATCH];
+        pack x[BATCH], d[BATCH], y[BATCH];
 #pragma unroll
         for (int z = 0; z < BATCH; z++)
             if (has && r + z * step < hi)
-                in.read(a, r + z * step, x[z], d[z]);
+                in.read(a, r + z * step, x[z], d[z], y[z]);
         if (first) /* the turn that all threads take */
             near_columns(t, (u32)min(hi - lo, (i64)step), has, x[0], about);
         first = false;
 #pragma unroll
         for (int z = 0; z < BATCH; z++)
             if (has && r + z * step < hi) {
+                in.pass(a, x[z], d[z], y[z]);
+                if (!KEEPS && dz)
+                    store(dz + (r + z * step) * a.row[AT_DZ], d[z]);
                 if (KEEPS) {
                     const u32 at = (u32)(r - lo) + z * step;
                     t.kept[at * blockDim.x + threadIdx.x] = x[z];
@@ -245,8 +250,9 @@ static __device__ __noinline__ void column_sums_again(const arguments &a, const 
             k = !BACKWARD && fabs(t.records[c].first) <= 1e300 ? t.records[c].first : (double)t.found[c].mean;
 #pragma unroll 1
         for (i64 r = lo + threadIdx.y; has && r < hi; r += step) {
-            pack x, d;
-            in.read(a, r, x, d);
+            pack x, d, y;
+            in.read(a, r, x, d, y);
+            in.pass(a, x, d, y);
             const double e = (double)D::get(x.e[i]) - k, w = BACKWARD ? (double)D::get(d.e[i]) : e;
             s += w;
             q += w * e;
@@ -389,7 +395,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) tiles(CONSTANT arguments a)
 #endif
 
 #ifdef KERNEL_column_sums
-extern "C" __global__ void __launch_bounds__(256, V < 8 ? 4 : 3) column_sums(CONSTANT arguments a) {
+extern "C" __global__ void __launch_bounds__(256, V < 8 && !(FUSED && BACKWARD) ? 4 : 3) column_sums(CONSTANT arguments a) {
     extern __shared__ uint4 memory[];
     const u32 id = threadIdx.y * blockDim.x + threadIdx.x;
     const tile t = make_tile(memory, a, blockIdx.x);
@@ -415,7 +421,7 @@ extern "C" __global__ void __launch_bounds__(256) column_apply(CONSTANT argument
     const u32 first = blockIdx.x * blockDim.x * V, u = first + threadIdx.x * V, step = blockDim.y;
     const i64 end = u < a.columns ? min((i64)(blockIdx.y + 1) * a.per, a.rows) : 0;
     i64 r = (i64)blockIdx.y * a.per + threadIdx.y;
-    pack x[TURNS], d[TURNS];
+    pack x[TURNS], d[TURNS], y[TURNS];
     column_reader in = {};
     if (u < a.columns) {
         in.x = (const T *)a.data[AT_X] + column_place(a, AT_X, u);
@@ -424,12 +430,12 @@ extern "C" __global__ void __launch_bounds__(256) column_apply(CONSTANT argument
     }
 #define READ_TURN                                                                                                      \
     _Pragma("unroll") for (int i = 0; i < TURNS; i++) if (r + i * step < end)                                          \
-        in.read(a, a.rows - 1 - r - i * step, x[i], d[i])
+        in.read(a, a.rows - 1 - r - i * step, x[i], d[i], y[i])
     u32 n = threadIdx.y * blockDim.x + threadIdx.x;
     i64 of = n < blockDim.x * V && first + n < a.columns ? column_vector(a, first + n) : -1;
     after_previous();
     let_next_start();
-    const bool early = !FUSED && a.per <= TURNS * step; /* a single turn; an activation's gradient needs coefficients */
+    const bool early = a.per <= TURNS * step; /* a single turn */
     if (early)
         READ_TURN;
     while (of >= 0) {
@@ -455,8 +461,10 @@ extern "C" __global__ void __launch_bounds__(256) column_apply(CONSTANT argument
             READ_TURN;
 #pragma unroll
         for (int i = 0; i < TURNS; i++)
-            if (r + i * step < end)
+            if (r + i * step < end) {
+                in.pass(a, x[i], d[i], y[i]);
                 out.write(a, in.k, a.rows - 1 - r - i * step, x[i], d[i]);
+            }
     }
 #undef READ_TURN
     if (blockIdx.y == 0 && threadIdx.y == 0) { /* rows behind the last whole superrow, element by element */

@@ -18,6 +18,7 @@ enum { TILES_BYTES = 12 << 20 }; /* of more, fewer and wider reads by two launch
 enum { SMALL_BYTES = 1 << 20, SUPERROW_ELEMENTS = 1 << 19 }; /* up to which one launch pays; from which superrows do */
 enum { SHORT_CHANNEL = 8192, TINY_ELEMENTS = 1 << 15 }; /* of a channel, of a tensor: so many suit narrower vectors */
 enum { USUAL_CLUSTER = 8 }; /* blocks: a GPU holds few larger clusters at once */
+enum { BY_SUMS = 1, BY_RESULTS = 2 };
 enum { SHIFTED = 0, ALIGNED = 1, ANY = 2 }; /* FORM of the kernels */
 
 /* What a call was found to be, its launches and the memory that they take. */
@@ -26,6 +27,7 @@ typedef struct work {
     pbn_handle *handle;
     problem p;
     int form, vector, superrow, backward, fused, by_columns;
+    int residual; /* of several launches: which writes dz */
     unsigned used;               /* bits of the tensors that are read or written */
     unsigned shift[PLACES];      /* elements of an address past 16 bytes */
     int64_t span[PLACES];        /* of those that are used */
@@ -306,10 +308,12 @@ static int plan_tiles(work *w, arguments *a, int stage, int backward, int fused,
 static int plan_sums(work *w, arguments *a, int stage, int backward, int fused) {
     const gpu *g = &w->handle->device;
     int status;
+    if (w->by_columns && w->form != ANY && backward && fused && w->vector == 8)
+        w->vector = 4; /* coefficients and sums of eight columns are more than there are registers */
     launch *l = add_launch(w, w->by_columns && w->form != ANY ? KERNEL_COLUMN_SUMS : KERNEL_ROW_SUMS, stage, backward, fused, &status);
     if (l == NULL)
         return status;
-    const int64_t blocks = (a->kind == 2 && w->vector == 8 ? 3 : 4) * g->multiprocessors; /* as many as run at once */
+    const int64_t blocks = (a->kind == 2 && (w->vector == 8 || (backward && fused)) ? 3 : 4) * g->multiprocessors; /* as many as run at once */
     int64_t parts;
     if (a->kind == 2) {
         shape_block(w, a, COLUMNS_WIDE, 0, l->block);
@@ -381,6 +385,14 @@ static int plan_results(work *w, arguments *a) {
 
 /* ---- the whole call ---- */
 
+/* The launch of the sums writes dz, which is dy where it passes: results are of dz, and neither y nor dy is read again. */
+static void take_residual(arguments *a) {
+    a->reads_y = a->activation = 0;
+    a->row[AT_W] = a->row[AT_DZ];
+    a->group[AT_W] = a->group[AT_DZ];
+    a->span[AT_W] = a->span[AT_DZ];
+}
+
 static int plan_statistics(work *w, arguments *a, int stage, int backward, int fused, int results) {
     int done = 0, status = PBN_OK;
     if (w->form != ANY)
@@ -394,6 +406,10 @@ static int plan_statistics(work *w, arguments *a, int stage, int backward, int f
     if (status != PBN_OK || !results)
         return status;
     w->args[RESULTS] = *a;
+    if (backward && has_residual_out(w->call)) /* rows that make no whole superrow are no part of these sums */
+        w->residual = w->form != ANY && a->tail_rows == 0 ? BY_SUMS : BY_RESULTS;
+    if (w->residual == BY_SUMS)
+        take_residual(&w->args[RESULTS]);
     if (!backward) /* those in the workspace were not rounded to the parameters' type */
         w->args[RESULTS].saved_mean = w->args[RESULTS].saved_inverse = NULL;
     return plan_results(w, &w->args[RESULTS]);
@@ -521,6 +537,10 @@ static void bind(work *w) {
             a->data[t] = (void *)(uintptr_t)data[t];
         if (!w->backward && c->z == NULL)
             a->data[AT_W] = NULL;
+        if (stage == RESULTS && w->residual == BY_SUMS)
+            a->data[AT_W] = c->dz;
+        if (stage == (w->residual == BY_SUMS ? RESULTS : SUMS) && w->residual != 0)
+            a->data[AT_DZ] = NULL;
         a->scale = c->scale, a->bias = c->bias;
         a->dscale = c->dscale, a->dbias = c->dbias;
         a->stats = w->stats ? workspace : NULL;

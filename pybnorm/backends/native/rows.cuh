@@ -121,31 +121,27 @@ static __device__ __forceinline__ i64 elements_before(const arguments &a, i64 c,
 #endif
 }
 
-/* x and dy from memory. */
-static __device__ __forceinline__ void read(const arguments &a, i64 c, spot &at, pack &x, pack &d WITH_AXES) {
+/* x, dy and y from memory. */
+static __device__ __forceinline__ void read(const arguments &a, i64 c, spot &at, pack &x, pack &d, pack &y WITH_AXES) {
     x = load(a, AT_X, c, at GIVE_AXES);
     if (BACKWARD)
         d = load(a, AT_W, c, at GIVE_AXES);
+    if (BACKWARD && FUSED && a.reads_y)
+        y = load(a, AT_Y, c, at GIVE_AXES);
 }
 
-static __device__ __forceinline__ void mend_both(const arguments &a, i64 c, const spot &at, pack &x, pack &d WITH_AXES) {
+static __device__ __forceinline__ void mend_all(const arguments &a, i64 c, const spot &at, pack &x, pack &d, pack &y WITH_AXES) {
     mend(a, AT_X, c, at, x GIVE_AXES);
     if (BACKWARD)
         mend(a, AT_W, c, at, d GIVE_AXES);
+    if (BACKWARD && FUSED && a.reads_y)
+        mend(a, AT_Y, c, at, y GIVE_AXES);
 }
 
-/* dy where the activation lets it pass. */
-static __device__ __forceinline__ void pass(const arguments &a, const coefficients &k, i64 c, spot at, const pack &x,
-                                            pack &d WITH_AXES) {
+/* dy where the activation lets it pass. Only when all loads are on their way: each would be waited for. */
+static __device__ __forceinline__ void pass(const arguments &a, const coefficients &k, const pack &x, pack &d, const pack &y) {
     if (!BACKWARD || !FUSED || !a.activation)
         return;
-    pack y = x;
-    if (a.reads_y) {
-        at.past = false;
-        y = load(a, AT_Y, c, at GIVE_AXES);
-        if (at.past)
-            mend(a, AT_Y, c, at, y GIVE_AXES);
-    }
 #pragma unroll
     for (int i = 0; i < V; i++)
         d.e[i] = D::put(gradient_in(a, k, D::get(x.e[i]), D::get(d.e[i]), D::get(y.e[i])));
@@ -227,7 +223,7 @@ static __device__ N mean_of_warp(N k) {
  * or `about` (of dy). The first loads wait for nothing. x and d go to `kept` where there is one. */
 static __device__ void part_sums(const arguments &a, const coefficients &k, const part &of, N sample, N &about, pack *kept,
                                  u32 per, double &s, double &q WITH_AXES) {
-    enum { BATCH = FORM == 2 ? 1 : FORM == 0 && BACKWARD ? 2 : 4 };
+    enum { BATCH = FORM == 2 ? 1 : (FORM == 0 || FUSED) && BACKWARD ? 2 : 4 };
     const i64 c = of.c;
     const index lo = of.lo, hi = of.hi, step = blockDim.x;
     index v = lo + threadIdx.x;
@@ -236,15 +232,13 @@ static __device__ void part_sums(const arguments &a, const coefficients &k, cons
     int batches = 0;
     s = q = 0;
     do {
-        pack x[BATCH], d[BATCH];
+        pack x[BATCH], d[BATCH], y[BATCH];
         spot spots[BATCH];
 #pragma unroll
         for (int i = 0; i < BATCH; i++) {
             if (v + i * step < hi) {
                 spots[i] = at.here(a, c, v + i * step);
-                read(a, c, spots[i], x[i], d[i] GIVE_AXES);
-                if (FORM != 0)
-                    pass(a, k, c, spots[i], x[i], d[i] GIVE_AXES);
+                read(a, c, spots[i], x[i], d[i], y[i] GIVE_AXES);
             }
             at.go(a);
         }
@@ -254,9 +248,10 @@ static __device__ void part_sums(const arguments &a, const coefficients &k, cons
         for (int i = 0; i < BATCH; i++)
             if (v + i * step < hi) {
                 if (spots[i].past) /* seldom: the spot is found again, as to keep it would take registers */
-                    mend_both(a, c, spot_of(a, c, v + i * step), x[i], d[i] GIVE_AXES);
-                if (FORM == 0)
-                    pass(a, k, c, spots[i], x[i], d[i] GIVE_AXES);
+                    mend_all(a, c, spot_of(a, c, v + i * step), x[i], d[i], y[i] GIVE_AXES);
+                pass(a, k, x[i], d[i], y[i]);
+                if (FUSED && BACKWARD && !kept && a.data[AT_DZ])
+                    save(a, AT_DZ, c, spots[i], d[i] GIVE_AXES);
                 if (kept) {
                     kept[(u32)(v - lo) + i * step] = x[i];
                     if (BACKWARD)
@@ -280,11 +275,11 @@ static __device__ __forceinline__ void part_sums_again(const arguments &a, const
 #pragma unroll 1
     for (index v = lo + threadIdx.x; v < hi; v += blockDim.x) {
         spot at = spot_of(a, c, v);
-        pack x, d;
-        read(a, c, at, x, d GIVE_AXES);
+        pack x, d, y;
+        read(a, c, at, x, d, y GIVE_AXES);
         if (at.past)
-            mend_both(a, c, at, x, d GIVE_AXES);
-        pass(a, k, c, at, x, d GIVE_AXES);
+            mend_all(a, c, at, x, d, y GIVE_AXES);
+        pass(a, k, x, d, y);
         add<double>(at, about, x, d, s, q);
     }
 }
@@ -447,13 +442,13 @@ extern "C" __global__ void __launch_bounds__(256) row_apply(CONSTANT arguments a
     let_next_start();
     for (; r < rows; r += (i64)gridDim.x * blockDim.y, n = quotient(r, a.channels), c = r - n * a.channels) {
         const channel of(a, c * a.group_vector);
-        pack x[TURNS], d[TURNS];
+        pack x[TURNS], d[TURNS], y[TURNS];
         bool past[TURNS];
 #pragma unroll
         for (int i = 0; i < TURNS; i++)
             if (from + i * blockDim.x < a.vectors) {
                 spot at = spot_in(a, c, n, from + i * blockDim.x);
-                read(a, c, at, x[i], d[i]);
+                read(a, c, at, x[i], d[i], y[i]);
                 past[i] = at.past;
             }
         const coefficients k = of.found(a);
@@ -462,8 +457,8 @@ extern "C" __global__ void __launch_bounds__(256) row_apply(CONSTANT arguments a
             if (from + i * blockDim.x < a.vectors) {
                 const spot at = spot_in(a, c, n, from + i * blockDim.x);
                 if (past[i])
-                    mend_both(a, c, at, x[i], d[i]);
-                pass(a, k, c, at, x[i], d[i]);
+                    mend_all(a, c, at, x[i], d[i], y[i]);
+                pass(a, k, x[i], d[i], y[i]);
                 write(a, k, c, at, x[i], d[i]);
             }
     }
@@ -478,9 +473,9 @@ extern "C" __global__ void __launch_bounds__(256) any_apply(CONSTANT arguments a
         const coefficients k = channel(a, vector_place(a, c GIVE_AXES)).found(a);
         for (i64 v = (i64)blockIdx.x * blockDim.x + threadIdx.x; v < a.count; v += (i64)gridDim.x * blockDim.x) {
             spot at = spot_of(a, c, v);
-            pack x, d;
-            read(a, c, at, x, d GIVE_AXES);
-            pass(a, k, c, at, x, d GIVE_AXES);
+            pack x, d, y;
+            read(a, c, at, x, d, y GIVE_AXES);
+            pass(a, k, x, d, y);
             write(a, k, c, at, x, d GIVE_AXES);
         }
     }
