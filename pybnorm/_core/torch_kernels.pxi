@@ -1,4 +1,4 @@
-# Kernels in PyTorch's own operators of batch norm, computed by plans on the CPU, on CUDA and on ROCm.
+# Kernels in PyTorch's operators of batch norm, and in those of pybnorm.torch, computed by plans on any device.
 #
 # PyTorch's C++ autograd stays around its own: no Python runs in a step. What reaches a kernel is PyTorch's stable C
 # interface (torch/csrc/stable/c/shim.h and torch/csrc/inductor/aoti_torch/c/shim.h, as of PyTorch 2.10): its functions
@@ -61,7 +61,7 @@ cdef object _torch_deterministic = None  # asked in each call: without the host'
 
 cdef enum:
     _TORCH_TEXT = 2048
-    _TORCH_MOST = 10  # arguments of an operator
+    _TORCH_MOST = 15  # arguments of an operator
     _TORCH_MOST_RESULTS = 4
     # Numbers of PyTorch's, which its interface keeps.
     _TORCH_UINT8 = 0
@@ -75,6 +75,8 @@ cdef enum:
     _TRAINS = 1
     _UPDATES = 2
     _REPEATS = 4
+    _ACTIVATES = 8
+    _ADDS = 16
     # What a kernel did.
     _REFUSED = 0
     _DONE = 1
@@ -86,13 +88,15 @@ cdef enum:
     _CUDNN_BACKWARD = 3
     _MIOPEN = 4
     _MIOPEN_BACKWARD = 5
-    _TORCH_OPERATORS = 6
+    _OURS = 6
+    _OURS_BACKWARD = 7
+    _TORCH_OPERATORS = 8
 
 cdef uint64_t _TORCH_VERSION = (<uint64_t>2 << 56) | (<uint64_t>10 << 48)  # of the interface that is spoken here
 
 cdef tuple _TORCH_NAMES = (
     "native_batch_norm", "native_batch_norm_backward", "cudnn_batch_norm", "cudnn_batch_norm_backward",
-    "miopen_batch_norm", "miopen_batch_norm_backward",
+    "miopen_batch_norm", "miopen_batch_norm_backward", "batch_norm_", "batch_norm_backward",
 )
 # Of each argument: a tensor, an optional one, a bool, an integer, a float, an optional float or a list of bools.
 cdef const char *_torch_kinds[_TORCH_OPERATORS]
@@ -101,6 +105,9 @@ _torch_kinds[_NATIVE_BACKWARD] = b"ttooooobfl"
 _torch_kinds[_CUDNN] = _torch_kinds[_MIOPEN] = b"ttooobff"
 _torch_kinds[_CUDNN_BACKWARD] = b"tttooooft"
 _torch_kinds[_MIOPEN_BACKWARD] = b"tttoooof"
+# As PyTorch's own, and behind that: residual, relu; bias, y, whether there was a residual; fallback, deterministic.
+_torch_kinds[_OURS] = b"toooobffobbb"
+_torch_kinds[_OURS_BACKWARD] = b"ttooooobfloobbb"
 
 
 cdef struct _TorchKey:
@@ -239,6 +246,12 @@ cdef int _torch_fail(object error, char *text) except -1:
     return 0
 
 
+cdef uintptr_t _torch_constant(_TorchKey *key, int value) except? 0:
+    """The address of a vector that takes the place of a scale or bias."""
+    wide, gpu = key.dtype == _TORCH_FLOAT64, key.device == _TORCH_CUDA
+    return _torch_host.constant(value, key.dims[1], wide, key.index if gpu else None).data_ptr()
+
+
 cdef int _torch_run(_TorchKey *key, pbn_arguments *arguments, char *text) noexcept with gil:
     """Run a key's plan on addresses. Constants take the place of a scale or bias that is not there.
 
@@ -253,7 +266,7 @@ cdef int _torch_run(_TorchKey *key, pbn_arguments *arguments, char *text) noexce
     cdef int64_t size
     cdef int64_t one = 1
     cdef Cache ready
-    workspace = ones = zeros = None
+    workspace = None
     try:
         if _torch_deterministic():
             key.flags |= _REPEATS
@@ -269,9 +282,10 @@ cdef int _torch_run(_TorchKey *key, pbn_arguments *arguments, char *text) noexce
             found = _torch_host.plan(
                 name, key.operation, key.dtype, [key.dims[i] for i in range(key.rank)],
                 [key.strides[i] for i in range(key.rank)], key.index if key.device == _TORCH_CUDA else None,
-                (key.flags & _UPDATES) != 0, (key.flags & _REPEATS) != 0, key.epsilon, key.factor,
+                (key.flags & _UPDATES) != 0, (key.flags & _REPEATS) != 0, (key.flags & _ACTIVATES) != 0,
+                (key.flags & _ADDS) != 0, key.epsilon, key.factor,
             )
-        plan, ones, zeros = found
+        plan = found
         if plan is None:
             return _REFUSED
         handle = plan._owner()
@@ -285,9 +299,9 @@ cdef int _torch_run(_TorchKey *key, pbn_arguments *arguments, char *text) noexce
         if key.device == _TORCH_CUDA:
             handle._follow(key.index, <uintptr_t>stream)
         if arguments.scale.address == 0:
-            arguments.scale.address = ones.data_ptr()
-        if arguments.bias.address == 0 and key.operation != PBN_OP_BACKWARD:
-            arguments.bias.address = zeros.data_ptr()
+            arguments.scale.address = _torch_constant(key, 1)
+        if arguments.bias.address == 0 and (key.operation != PBN_OP_BACKWARD or key.flags & _ACTIVATES):
+            arguments.bias.address = _torch_constant(key, 0)
         plan._call(handle, arguments, workspace, None)
     except KeyboardInterrupt:  # while it waited for the handle's lock
         PyErr_SetInterrupt()
@@ -342,9 +356,9 @@ cdef void _torch_handles(int which, uint64_t *stack, void **given) noexcept nogi
 
 
 cdef bint _torch_results(
-    const _TorchTensor *x, int64_t length, int count, uint64_t *made, uintptr_t *addresses
+    const _TorchTensor *x, int64_t length, int count, bint gradient, uint64_t *made, uintptr_t *addresses
 ) noexcept nogil:
-    """Make results: one like x, two vectors of parameters as long as `length`, and an empty one; if there is memory."""
+    """Make results: one like x, two vectors of `length` parameters, and one like x, or of no bytes: no `gradient`."""
     cdef int64_t none = 0
     cdef int64_t one = 1
     cdef void *handle = NULL
@@ -353,7 +367,7 @@ cdef bint _torch_results(
     cdef int i
     cdef int status
     for i in range(count):
-        if i == 0:
+        if i == 0 or (i == 3 and gradient):
             status = _torch.aoti_torch_empty_strided(x.rank, x.dims, x.strides, x.dtype, x.device, x.index, &handle)
         elif i < 3:
             dtype = _torch_parameters(x)
@@ -371,9 +385,23 @@ cdef bint _torch_results(
     return True
 
 
+cdef bint _torch_empty(const _TorchTensor *x, uint64_t *made) noexcept nogil:
+    """Put an empty tensor of x's dtype in the place of a result; if there is memory."""
+    cdef int64_t none = 0
+    cdef int64_t one = 1
+    cdef void *handle = NULL
+    if _torch.aoti_torch_empty_strided(1, &none, &one, x.dtype, x.device, x.index, &handle) != 0:
+        return False
+    _torch_free(made, 1)
+    made[0] = <uint64_t>handle
+    return True
+
+
 cdef int _torch_forward(int which, uint64_t *stack, void **handles, uint64_t *made, char *text) noexcept nogil:
     cdef _TorchTensor x
+    cdef _TorchTensor residual
     cdef _TorchKey key
+    cdef int flags = 0
     cdef uintptr_t vectors[4]
     cdef uintptr_t results[4]
     cdef pbn_arguments arguments
@@ -393,17 +421,24 @@ cdef int _torch_forward(int which, uint64_t *stack, void **handles, uint64_t *ma
     # Of one value per channel PyTorch has an error of its own, or a running variance that is not finite.
     if (vectors[2] == 0) != (vectors[3] == 0) or (count == 1 if training else vectors[2] == 0):
         return _REFUSED
-    if not _torch_results(&x, x.dims[1] if training else 0, outputs, made, results):
+    if which == _OURS:
+        flags = (_ACTIVATES if stack[9] & 0xff else 0) | (_REPEATS if stack[11] & 0xff else 0)
+        if handles[8] != NULL:
+            if not flags & _ACTIVATES or not _torch_data(handles[8], &residual) or not _torch_alike(&residual, &x):
+                return _REFUSED
+            flags |= _ADDS
+            arguments.z.address = residual.address
+    if not _torch_results(&x, x.dims[1] if training else 0, outputs, False, made, results):
         return _REFUSED
     if training:
         _torch_key(
             &key, PBN_OP_FORWARD_TRAINING, &x,
-            _TRAINS | (_UPDATES if vectors[2] != 0 else 0),
+            flags | _TRAINS | (_UPDATES if vectors[2] != 0 else 0),
             _torch_float(stack[7]), _torch_float(stack[6]) if vectors[2] != 0 else 0,
         )
         arguments.saved_mean.address, arguments.saved_inv_variance.address = results[1], results[2]
     else:
-        _torch_key(&key, PBN_OP_FORWARD_INFERENCE, &x, 0, _torch_float(stack[7]), 0)
+        _torch_key(&key, PBN_OP_FORWARD_INFERENCE, &x, flags, _torch_float(stack[7]), 0)
     arguments.x.address, arguments.y.address = x.address, results[0]
     arguments.scale.address, arguments.bias.address = vectors[0], vectors[1]
     arguments.running_mean.address, arguments.running_variance.address = vectors[2], vectors[3]
@@ -417,10 +452,15 @@ cdef int _torch_backward(int which, uint64_t *stack, void **handles, uint64_t *m
     cdef _TorchTensor dy
     cdef _TorchTensor x
     cdef _TorchKey key
-    cdef uintptr_t vectors[3]
-    cdef uintptr_t results[3]
+    cdef _TorchTensor y
+    cdef uintptr_t vectors[4]
+    cdef uintptr_t results[4]
     cdef pbn_arguments arguments
-    cdef bint vendor = which != _NATIVE_BACKWARD  # which is of training, and takes x first
+    cdef bint vendor = which == _CUDNN_BACKWARD or which == _MIOPEN_BACKWARD  # of training, and take x first
+    cdef uint64_t wanted = 0
+    cdef bint adds = which == _OURS_BACKWARD and (stack[12] & 0xff) != 0
+    cdef int outputs = 4 if which == _OURS_BACKWARD else 3
+    cdef int flags = _TRAINS
     cdef int64_t i
     cdef int status
     memset(&arguments, 0, sizeof(arguments))
@@ -433,18 +473,34 @@ cdef int _torch_backward(int which, uint64_t *stack, void **handles, uint64_t *m
     for i in range(3):
         if not _torch_vector(handles[2 if i == 0 else i + 4], &x, &vectors[i]):
             return _REFUSED
-    if not _torch_results(&x, x.dims[1], 3, made, results):
+    if which == _OURS_BACKWARD:
+        flags |= _REPEATS if stack[14] & 0xff else 0
+        if handles[11] != NULL:
+            if not _torch_data(handles[11], &y) or not _torch_alike(&y, &x):
+                return _REFUSED
+            if not _torch_vector(handles[10], &x, &vectors[3]):
+                return _REFUSED
+            flags |= _ACTIVATES | (_ADDS if adds else 0)
+            arguments.y.address, arguments.bias.address = y.address, vectors[3]
+        elif adds:
+            return _REFUSED
+    if not _torch_results(&x, x.dims[1], outputs, adds, made, results):
         return _REFUSED
-    _torch_key(
-        &key, PBN_OP_BACKWARD, &x, _TRAINS,
-        _torch_float(stack[7 if vendor else 8]), 0,
-    )
+    _torch_key(&key, PBN_OP_BACKWARD, &x, flags, _torch_float(stack[7 if vendor else 8]), 0)
+    if adds:
+        arguments.dz.address = results[3]
     arguments.x.address, arguments.dy.address, arguments.dx.address = x.address, dy.address, results[0]
     arguments.scale.address, arguments.dscale.address, arguments.dbias.address = vectors[0], results[1], results[2]
     arguments.saved_mean.address, arguments.saved_inv_variance.address = vectors[1], vectors[2]
     status = _torch_run(&key, &arguments, text)
+    for i in range(outputs if which == _OURS_BACKWARD and status == _DONE else 0):  # nobody wants some of them
+        wanted = adds
+        if i < 3 and _torch.torch_list_get_item(<void *>stack[9], <size_t>i, &wanted) != 0:
+            wanted = 1
+        if not wanted & 0xff and not _torch_empty(&x, &made[i]):
+            status = _REFUSED
     if status != _DONE:
-        _torch_free(made, 3)
+        _torch_free(made, outputs)
     return status
 
 
@@ -476,7 +532,7 @@ cdef object _torch_python(int kind, uint64_t value, void *handle):
 cdef int _torch_elsewhere(
     int which, uint64_t *stack, void **handles, uint64_t *made, char *text
 ) noexcept with gil:
-    """PyTorch's own kernel, as it was before ours."""
+    """What computes a call without ours: PyTorch's own kernel, as it was before; of our operators a function."""
     cdef const char *kind = _torch_kinds[which]
     cdef int32_t device
     cdef void *handle = NULL
@@ -550,6 +606,14 @@ cdef void _torch_miopen_backward(uint64_t *stack, uint64_t inputs, uint64_t outp
     _torch_call(_MIOPEN_BACKWARD, stack, outputs)
 
 
+cdef void _torch_ours(uint64_t *stack, uint64_t inputs, uint64_t outputs) noexcept nogil:
+    _torch_call(_OURS, stack, outputs)
+
+
+cdef void _torch_ours_backward(uint64_t *stack, uint64_t inputs, uint64_t outputs) noexcept nogil:
+    _torch_call(_OURS_BACKWARD, stack, outputs)
+
+
 cdef _torch_kernel _torch_kernels[_TORCH_OPERATORS]
 _torch_kernels[_NATIVE] = _torch_native
 _torch_kernels[_NATIVE_BACKWARD] = _torch_native_backward
@@ -557,6 +621,8 @@ _torch_kernels[_CUDNN] = _torch_cudnn
 _torch_kernels[_CUDNN_BACKWARD] = _torch_cudnn_backward
 _torch_kernels[_MIOPEN] = _torch_miopen
 _torch_kernels[_MIOPEN_BACKWARD] = _torch_miopen_backward
+_torch_kernels[_OURS] = _torch_ours
+_torch_kernels[_OURS_BACKWARD] = _torch_ours_backward
 
 
 cdef int _torch_look_up(str file, tuple names, void **slots) except -1:
@@ -583,8 +649,9 @@ def install_torch_kernels(threads, host, operators, files):
     threads : threading.local
         With the cache ``ready``.
     host : object
-        What a kernel asks in Python. ``deterministic()``: PyTorch's switch; ``plan(...)``: makes
-        (plan, ones, zeros) of a key and its parts, and keeps them in that cache; ``own(name, cuda, arguments)``: the
+        What a kernel asks in Python. ``deterministic()``: PyTorch's switch; ``plan(...)``: makes the
+        plan of a key and its parts, and keeps it in that cache; ``constant(value, length, wide, index)``: a vector on
+        the CPU, or a GPU of that index; ``own(name, cuda, arguments)``: the
         results of the kernel that would be called without this one; ``tensor(capsule)``, ``handle(tensor)``: between
         PyTorch's handles and its tensors; ``steals``: whether the first takes the handle.
     operators : sequence of (str, str)
@@ -611,7 +678,7 @@ def install_torch_kernels(threads, host, operators, files):
         key, name = (<str>pair[0]).encode(), (<str>pair[1]).encode()
         i = _TORCH_NAMES.index(pair[1])
         status = _torch.aoti_torch_library_init_impl(
-            b"aten", <const char *><bytes>key, b"pybnorm", 0, &library
+            b"pybnorm" if i >= _OURS else b"aten", <const char *><bytes>key, b"pybnorm", 0, &library
         )
         if status == 0:
             _torch_libraries[pair] = <uintptr_t>library

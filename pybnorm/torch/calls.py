@@ -13,7 +13,7 @@ from pybnorm import _arguments, functional
 from pybnorm._arrays import CUDA, ROCM
 from pybnorm.errors import ArgumentError, LibraryError, NotInitializedError, UnsupportedError
 
-__all__ = ["REFUSALS", "dense", "differentiate", "gpu", "infer", "train"]
+__all__ = ["REFUSALS", "dense", "differentiate", "fits", "gpu", "infer", "like", "train"]
 
 REFUSALS = (ArgumentError, UnsupportedError, LibraryError, NotInitializedError)
 """Raised before anything is written."""
@@ -23,6 +23,7 @@ Call: TypeAlias = Callable[..., Any]
 Gradients: TypeAlias = "tuple[torch.Tensor | None, ...]"
 
 _SHORT = (torch.float16, torch.bfloat16)
+_DTYPES = {torch.float64, torch.float32, *_SHORT}
 
 
 class Gpu(NamedTuple):
@@ -43,6 +44,37 @@ _OF_CUDA = Gpu("native_cuda", CUDA, "cudnn_batch_norm", "libtorch_cuda.so")
 def gpu() -> Gpu | None:
     """This PyTorch's GPUs; None where it has none."""
     return _OF_ROCM if torch.version.hip is not None else _OF_CUDA if torch.version.cuda is not None else None
+
+
+compiled = False
+"""Whether PyTorch's dispatcher has this package's kernels in C, as `pybnorm.torch.installation` gives them."""
+
+
+def fits(x: torch.Tensor, *vectors: Any) -> bool:
+    """Say whether the kernels in C take x with these parameters and statistics."""
+    if not compiled or torch.compiler.is_compiling():  # which takes other operators, and cannot trace what follows
+        return False
+    if x.dtype not in _DTYPES or x.layout is not torch.strided or x.is_nested or not 2 <= x.dim() <= 8:
+        return False
+    kind, channels, device = torch.float64 if x.dtype is torch.float64 else torch.float32, x.shape[1:2], x.device
+    for v in vectors:
+        if v is not None and not (
+            isinstance(v, torch.Tensor)
+            and v.dtype is kind
+            and v.shape == channels
+            and v.device == device
+            and v.layout is torch.strided
+            and v.is_contiguous()
+        ):
+            return False
+    return x.is_cpu or (x.is_cuda and _on_gpu())
+
+
+@functools.cache
+def _on_gpu() -> bool:
+    """Say whether native computes on this PyTorch's GPUs."""
+    place = gpu()
+    return place is not None and functional._backend_of(place.memory) == place.backend
 
 
 def train(

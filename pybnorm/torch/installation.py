@@ -1,4 +1,4 @@
-"""Kernels of ours in PyTorch's own operators of batch norm, computed by plans."""
+"""Kernels in C, computed by plans: in the operators of `pybnorm.torch.operators`, and in PyTorch's own by `install`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch
 from pybnorm import _arguments, _core, functional
 from pybnorm._arrays import CPU, Buffer
 from pybnorm.enums import DataType, Operation
-from pybnorm.errors import ArgumentError, LibraryNotFoundError, LibraryVersionError
-from pybnorm.torch import calls
+from pybnorm.errors import ArgumentError, LibraryError, LibraryNotFoundError, LibraryVersionError
+from pybnorm.torch import calls, operators
 from pybnorm.torch.calls import REFUSALS
 
 __all__ = ["Installation", "install"]
@@ -73,7 +73,7 @@ def install(*, cuda: bool = False) -> Installation:
 
     The kernels of ``aten::native_batch_norm`` and ``aten::native_batch_norm_backward`` are replaced in this process,
     for all threads. PyTorch's autograd stays around them, so little Python runs in a step. What pybnorm does not take
-    (16-bit parameters, gaps between elements, gradients in another layout, evaluation's gradients) PyTorch's own
+    (16-bit parameters, evaluation's gradients) PyTorch's own
     kernels still compute. ``torch.compile`` makes code of its own in place of both.
 
     Parameters
@@ -149,22 +149,22 @@ def _operators(key: str) -> tuple[str, ...]:
 
 
 def _register() -> None:
-    """Have the kernels where those who asked for them want them, and nowhere else."""
+    """Have the kernels in the operators of this package, and where those who asked for them want them."""
     keys = sorted({device.upper() for made in _installed for device in made.devices})
-    operators = [(key, name + suffix) for key in keys for name in _operators(key) for suffix in ("", "_backward")]
-    if operators == _registered:
+    names = [(key, name + suffix) for key in keys for name in _operators(key) for suffix in ("", "_backward")]
+    place = calls.gpu()
+    names += [(key, name) for key in ("CPU", *(() if place is None else ("CUDA",))) for name in operators.BY_CALLS]
+    if names == _registered:
         return
-    if operators:
-        place = calls.gpu()
+    try:
         files = "libtorch_cpu.so", None if place is None else place.library
-        try:
-            _core.install_torch_kernels(functional._local, _Host(operators), operators, files)
-        except BaseException:
-            _registered.clear()
-            raise
-    else:
-        _core.remove_torch_kernels()
-    _registered[:] = operators
+        _core.install_torch_kernels(functional._local, _Host(names), names, files)
+    except BaseException:
+        _registered.clear()
+        calls.compiled = False
+        raise
+    _registered[:] = names
+    calls.compiled = True
 
 
 class _Host:
@@ -172,7 +172,7 @@ class _Host:
 
     deterministic = staticmethod(torch._C._get_deterministic_algorithms)
 
-    def __init__(self, operators: list[tuple[str, str]]) -> None:
+    def __init__(self, names: list[tuple[str, str]]) -> None:
         between = torch._C._aoti  # which older ones do not have
         self.tensor = between.alloc_tensor_by_stealing_from_void_ptr
         self.handle = between.unsafe_alloc_void_ptr_from_tensor
@@ -180,7 +180,9 @@ class _Host:
         self.tensor(self.handle(probe))
         self.steals = probe._use_count() == 1
         self.kernels: dict[tuple[str, bool], Callable[..., Any]] = {}
-        for key, name in operators:
+        for key, name in names:
+            if name in operators.BY_CALLS:
+                continue
             place = name, key == "CUDA"
             if (key, name) not in _registered and torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):
                 kernel = torch.library.get_kernel(f"aten::{name}", key)
@@ -191,16 +193,35 @@ class _Host:
 
     def own(self, name: str, cuda: bool, arguments: list[Any]) -> Any:
         """Results of the kernel that would be called without ours."""
+        if name in operators.BY_CALLS:
+            return operators.BY_CALLS[name](*arguments)
+        packed = arguments[:2] if name == "native_batch_norm_backward" else arguments[:1]
+        packed[-1] = calls.dense(packed[-1])
+        if len(packed) > 1:
+            packed[0] = calls.like(packed[0], packed[1])
+        if name.startswith("native") and any([one is not other for one, other in zip(packed, arguments, strict=False)]):
+            return getattr(torch.ops.aten, name).default(*packed, *arguments[len(packed) :])  # which ours take now
+        return self.theirs(name, cuda, arguments)
+
+    def theirs(self, name: str, cuda: bool, arguments: list[Any]) -> Any:
+        """Results of PyTorch's own kernel."""
         _log.info("%s: PyTorch's own kernel", name)
         return self.kernels[name, cuda](*arguments)
 
     @staticmethod
+    @functools.cache
+    def constant(value: int, length: int, wide: bool, index: int | None) -> torch.Tensor:
+        """A vector for a parameter that is not there; it is filled when this returns, for whichever stream."""
+        made = torch.full((length,), value, dtype=torch.float64 if wide else torch.float32, device="cpu")
+        return made if index is None else made.to(f"cuda:{index}")
+
+    @staticmethod
     def plan(
         key: bytes, operation: int, dtype: int, dims: list[int], strides: list[int], index: int | None, running: bool,
-        repeats: bool, epsilon: float, factor: float,
-    ) -> tuple[Any, Any, Any]:  # fmt: skip
-        """The plan of a key in this thread, and constants for parameters that are not there; None: there is none."""
-        found: tuple[Any, Any, Any] = None, None, None
+        repeats: bool, relu: bool, residual: bool, epsilon: float, factor: float,
+    ) -> Any:  # fmt: skip
+        """The plan of a key in this thread; None: there is none."""
+        found: Any = None
         if index is not None and torch.cuda.is_current_stream_capturing():
             return found  # none can be made now, but later
         gpu = None if index is None else calls.gpu()
@@ -210,25 +231,28 @@ class _Host:
             handle = functional._default_handle(x, backend, index is not None)
             like = _core.TensorDescriptor(backend, x.dtype, x.dims, x.strides)
             options: dict[str, Any] = {"epsilon": epsilon, "deterministic": repeats}
+            if relu:
+                options |= {"activation": "relu", "z": residual}
             if operation == Operation.FORWARD_TRAINING:
                 options |= {"exponential_average_factor": factor, "running": running}
-                plan: Any = handle.plan_forward_training(like, **options)
+                found = handle.plan_forward_training(like, **options)
             elif operation == Operation.FORWARD_INFERENCE:
-                plan = handle.plan_forward_inference(like, **options)
+                found = handle.plan_forward_inference(like, **options)
             else:
-                plan = handle.plan_backward(like, **options)
-            kind = torch.float64 if x.dtype == DataType.FLOAT64 else torch.float32
-            found = plan, *(_constant(value, dims[1], kind, index) for value in (1.0, 0.0))
+                found = handle.plan_backward(like, **options)
         except REFUSALS:
             pass
         functional._local.ready.keep(key, found, functional.MOST_READY)
         return found
 
 
-def _constant(value: float, length: int, kind: torch.dtype, index: int | None) -> torch.Tensor:
-    """A vector that is there when this returns, for whichever stream."""
-    made = torch.full((length,), value, dtype=kind, device="cpu")
-    return made if index is None else made.to(f"cuda:{index}")
+def _start() -> None:
+    """Give the operators of this package their kernels; where PyTorch does not take them, their functions compute."""
+    if _spoken():
+        try:
+            _register()
+        except LibraryError as error:
+            _log.info("the operators of pybnorm.torch are computed by Python: %s", error)
 
 
 @atexit.register
@@ -236,4 +260,9 @@ def _remove() -> None:
     """Threads of autograd may still run when Python no longer does."""
     with _lock:
         _installed.clear()
-        _register()
+        _registered.clear()
+        calls.compiled = False
+        _core.remove_torch_kernels()
+
+
+_start()

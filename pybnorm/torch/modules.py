@@ -9,8 +9,7 @@ import torch.utils.checkpoint
 
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 from pybnorm.torch.calls import REFUSALS
-from pybnorm.torch.operators import batch_norm, written_down
-from pybnorm.torch.relu import batch_norm_relu, inferred
+from pybnorm.torch.operators import batch_norm, normalized
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
 
@@ -99,29 +98,21 @@ class _BatchNorm:
     ) -> torch.Tensor:
         """The result, once it is known with which statistics; `given` is what `_normalized` takes."""
         input, mean, variance, batch, momentum = given
-        joined = activation == "relu" and self._has_operator(input, residual)
-        try:
-            if joined and batch and self.joins:
-                return batch_norm_relu(
-                    input, mean, variance, self.weight, self.bias, residual, momentum, self.eps, self.fallback,
+        if activation == "relu" and (self.joins or not batch) and self._has_operator(input, residual):
+            weight, bias = _held(self, "_parameters", "weight"), _held(self, "_parameters", "bias")
+            try:
+                return normalized(
+                    input, mean, variance, weight, bias, residual, batch, momentum, self.eps, True, self.fallback,
                     self.deterministic,
                 )  # fmt: skip
-            if joined and not batch and not torch.is_grad_enabled():
-                return inferred(
-                    input, mean, variance, self.weight, self.bias, residual, self.eps, self.fallback, self.deterministic
-                )
-        except REFUSALS:  # nothing is written: what follows refuses by PyTorch's names, or PyTorch computes
-            pass
+            except REFUSALS:  # nothing is written: what follows refuses by PyTorch's names, or PyTorch computes
+                pass
         y = self._normalized(*given)
         return y if activation is None else _activated(y, residual, in_place)
 
     def _has_operator(self: Any, input: torch.Tensor, residual: Any) -> bool:
         """Say whether one operator takes it: input not empty, residual of the shape and dtype of the sum."""
-        return (
-            input.numel() > 0
-            and (residual is None or (_like(residual, input) and residual.device == input.device))
-            and not written_down()
-        )
+        return input.numel() > 0 and (residual is None or (_like(residual, input) and residual.device == input.device))
 
     def _normalized(
         self: Any, input: torch.Tensor, mean: torch.Tensor | None, variance: torch.Tensor | None, batch: bool,

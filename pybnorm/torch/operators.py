@@ -1,36 +1,47 @@
 """The function `batch_norm`, and the operators of PyTorch that it is made of.
 
-``torch.ops.pybnorm`` has the calls: `batch_norm_training`, `batch_norm_inference`, `batch_norm_backward`, and
-`update_running`, the only one that writes into what it is given. PyTorch's dispatcher is the one road to them, so that
-compilers, exporters, modes and tensor subclasses see each call. Derivatives are functions around the operators
-(``torch.autograd.Function`` with ``setup_context``), which every transform of ``torch.func`` takes; the second
-derivative is a formula of PyTorch's own operations, so that all higher ones follow.
+``torch.ops.pybnorm.batch_norm_`` is a call, ReLU and residual included, that updates the running statistics;
+`batch_norm_backward` has its gradients. From PyTorch 2.10 on both have kernels in C on CPUs and GPUs
+(`pybnorm.torch.installation`); the functions here are theirs elsewhere. Compilers and mapped calls take
+`batch_norm_training`, `batch_norm_inference` and `update_running`, of which only the last writes.
+
+PyTorch's dispatcher is the one road to them, so that compilers, exporters, modes and tensor subclasses see each call.
+Derivatives are functions around the operators (``torch.autograd.Function`` with ``setup_context``), which every
+transform of ``torch.func`` takes; the second derivative is a formula of PyTorch's own operations, so that all higher
+ones follow.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from pybnorm import _arguments
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 from pybnorm.torch import calls
-from pybnorm.torch.calls import REFUSALS, Gradients, Optional, dense
+from pybnorm.torch.calls import REFUSALS, Gradients, Optional, dense, like
 
-__all__ = ["batch_norm", "update_running"]
+__all__ = ["batch_norm", "normalized"]
 
 _SCHEMAS = (
-    "batch_norm_training(Tensor x, Tensor? weight, Tensor? bias, float eps, bool fallback, bool deterministic) "
-    "-> (Tensor y, Tensor mean, Tensor inverse, Tensor variance)",
-    "batch_norm_inference(Tensor x, Tensor? weight, Tensor? bias, Tensor running_mean, Tensor running_var, "
-    "float eps, bool fallback, bool deterministic) -> Tensor",
-    "batch_norm_backward(Tensor x, Tensor dy, Tensor? weight, Tensor mean, Tensor spread, float eps, bool training, "
-    "bool[] wanted, bool fallback, bool deterministic) -> (Tensor dx, Tensor dweight, Tensor dbias)",
+    "batch_norm_training(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, float eps, bool relu, "
+    "bool fallback, bool deterministic) -> (Tensor y, Tensor mean, Tensor inverse, Tensor variance)",
+    "batch_norm_inference(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor running_mean, "
+    "Tensor running_var, float eps, bool relu, bool fallback, bool deterministic) -> Tensor",
+    "batch_norm_backward(Tensor dy, Tensor x, Tensor? weight, Tensor? running_mean, Tensor? running_var, Tensor? mean, "
+    "Tensor? inverse, bool training, float eps, bool[3] wanted, Tensor? bias, Tensor? y, bool residual, "
+    "bool fallback, bool deterministic) -> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dz)",
     "update_running(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor mean, Tensor variance, float momentum) "
     "-> ()",
+    "batch_norm_(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
+    "bool training, float momentum, float eps, Tensor? residual, bool relu, bool fallback, bool deterministic) "
+    "-> (Tensor y, Tensor mean, Tensor inverse)",
 )
+_mask = torch.ops.aten.threshold_backward  # the derivative of ReLU by its result
 
 
 def batch_norm(
@@ -86,9 +97,7 @@ def batch_norm(
     """
     given = input, running_mean, running_var, weight, bias
     try:
-        _check(*given, training, momentum, eps, fallback, deterministic)
-        if input.numel() and not written_down():
-            return _computed(*given, training, momentum, eps, fallback, deterministic)
+        return normalized(*given, None, training, momentum, eps, False, fallback, deterministic)
     except REFUSALS as error:
         if fallback is not True:
             if isinstance(error, ArgumentError) and error.argument in _NAMES:
@@ -107,11 +116,12 @@ _NAMES = {
 """PyTorch's names of arguments, by ours."""
 
 
-def written_down() -> bool:
+def _is_written_down() -> bool:
     """Say whether the call is recorded to run elsewhere, where there may be no pybnorm."""
-    if torch.compiler.is_dynamo_compiling():  # where PyTorch 2.11 says of every compiled call that it is exported
-        return False
-    return bool(torch.jit.is_tracing() or _exporting())
+    if torch.jit.is_tracing():
+        return True
+    # Of every call that Dynamo compiles PyTorch 2.11 says that it is exported.
+    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling() and _exporting()
 
 
 _exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)  # PyTorch 2.7
@@ -120,26 +130,23 @@ _exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)  
 def _check(
     x: Any, mean: Any, variance: Any, weight: Any, bias: Any, training: Any, momentum: Any, eps: Any, fallback: Any,
     deterministic: Any,
-) -> None:  # fmt: skip
+) -> bool:  # fmt: skip
+    """Check a call, and say whether the kernels in C take it."""
     _arguments.instance(x, torch.Tensor, "input", "a tensor")
     if torch.jit.is_tracing():  # what is asked of sizes would be written down; PyTorch's own operator asks it
-        return
-    if x.is_nested:  # of either layout, and without a shape
-        raise ArgumentError("input", "a nested tensor", "a dense one, as torch.nested.to_padded_tensor makes it")
-    if x.layout is not torch.strided:
-        raise ArgumentError("input", f"a tensor of {x.layout}", "torch.strided")
-    if x.dim() < 2:
-        raise ArgumentError("input", f"shape {tuple(x.shape)}", "shape (N, C, ...)")
-    if not x.is_floating_point():
-        raise ArgumentTypeError("input", x.dtype, "a floating-point dtype")
+        return False
+    fits = calls.fits(x, weight, bias, mean, variance)  # most calls do, of which there is nothing more to ask
+    if not fits:
+        _check_tensors(x, mean, variance, weight, bias, training)
+    for name, tensor in (("running_mean", mean), ("running_var", variance)) if training is True else ():
+        # They are written one after the other: both are checked first.
+        if tensor is not None and tensor.requires_grad:
+            raise ArgumentError(name, "a tensor that requires a gradient", "one that does not: call detach() on it")
+        if tensor is not None and not torch.compiler.is_compiling() and tensor.is_neg():  # which Dynamo cannot read
+            raise ArgumentError(name, "a tensor that is lazily negated", "its resolve_neg()")
     _arguments.instance(training, bool, "training", "a bool")
     _arguments.instance(fallback, bool, "fallback", "a bool")
     _arguments.instance(deterministic, bool, "deterministic", "a bool")
-    place = x.device, x.size(1), x.dtype
-    _check_vector("running_mean", mean, *place, training, True)
-    _check_vector("running_var", variance, *place, training, True)
-    _check_vector("weight", weight, *place, training, False)
-    _check_vector("bias", bias, *place, training, False)
     if training and x.numel() == x.size(1) > 0:
         raise ArgumentError("input", f"shape {tuple(x.shape)}", "more than one value per channel when training")
     if not training and (mean is None or variance is None):
@@ -148,11 +155,28 @@ def _check(
         raise ArgumentError("running_var", "None", "a tensor where running_mean is one")
     _arguments.factor(momentum)
     _arguments.epsilon(eps)
+    return fits
+
+
+def _check_tensors(x: torch.Tensor, mean: Any, variance: Any, weight: Any, bias: Any, training: Any) -> None:
+    if x.is_nested:  # of either layout, and without a shape
+        raise ArgumentError("input", "a nested tensor", "a dense one, as torch.nested.to_padded_tensor makes it")
+    if x.layout is not torch.strided:
+        raise ArgumentError("input", f"a tensor of {x.layout}", "torch.strided")
+    if x.dim() < 2:
+        raise ArgumentError("input", f"shape {tuple(x.shape)}", "shape (N, C, ...)")
+    if not x.is_floating_point():
+        raise ArgumentTypeError("input", x.dtype, "a floating-point dtype")
+    place = x.device, x.size(1), x.dtype
+    _check_vector("running_mean", mean, *place, training is True)
+    _check_vector("running_var", variance, *place, training is True)
+    _check_vector("weight", weight, *place, False)
+    _check_vector("bias", bias, *place, False)
 
 
 def _check_vector(
-    name: str, tensor: Any, device: torch.device, channels: int, dtype: torch.dtype, training: bool, statistic: bool
-) -> None:  # fmt: skip
+    name: str, tensor: Any, device: torch.device, channels: int, dtype: torch.dtype, written: bool
+) -> None:
     if tensor is None:
         return
     if not isinstance(tensor, torch.Tensor):
@@ -169,41 +193,70 @@ def _check_vector(
         raise ArgumentTypeError(name, tensor.dtype, "a floating-point dtype")
     if (tensor.dtype == torch.float64) != (dtype == torch.float64):
         raise ArgumentTypeError(name, tensor.dtype, f"the precision of input, {dtype}: convert the module or the input")
-    if statistic and training:  # written one after the other: both are checked first
-        if tensor.requires_grad:
-            raise ArgumentError(name, "a tensor that requires a gradient", "one that does not: call detach() on it")
-        if not torch.compiler.is_compiling() and tensor.is_neg():  # which Dynamo cannot read
-            raise ArgumentError(name, "a tensor that is lazily negated", "its resolve_neg()")
-        if channels > 1 and not tensor.stride(0):
-            raise ArgumentError(name, "elements that share memory", "its clone()")
+    if written and channels > 1 and not tensor.stride(0):
+        raise ArgumentError(name, "elements that share memory", "its clone()")
 
 
-def _computed(
-    x: torch.Tensor, mean: Optional, variance: Optional, weight: Optional, bias: Optional, training: bool,
-    momentum: float, eps: float, fallback: bool, deterministic: bool,
+def normalized(
+    x: torch.Tensor, mean: Optional, variance: Optional, weight: Optional, bias: Optional, residual: Optional,
+    training: bool, momentum: float, eps: float, relu: bool, fallback: bool, deterministic: bool,
 ) -> torch.Tensor:  # fmt: skip
-    y: torch.Tensor
+    """``relu(batch_norm(x) + residual)``; `residual` has the shape, dtype and device of x, and needs `relu`."""
+    fits = _check(x, mean, variance, weight, bias, training, momentum, eps, fallback, deterministic)
+    if not x.numel() or _is_written_down():
+        y = torch.nn.functional.batch_norm(x, mean, variance, weight, bias, training, momentum, eps)
+        return _then(y, residual, relu)
     if not training and (mean.requires_grad or variance.requires_grad):  # type: ignore[union-attr]
-        return _of_statistics(x, weight, bias, mean, variance, eps)
-    compiling = torch.compiler.is_compiling()  # which takes the operators' own derivative, and no function around them
-    if not training:
-        infer = _inference if compiling else _Inference.apply
-        y = infer(x, weight, bias, mean, variance, float(eps), fallback, deterministic)
-        return y
-    train = trained if compiling else _Training.apply
-    y = train(x, weight, bias, mean, variance, float(momentum), float(eps), fallback, deterministic)[0]
-    return y
+        return _then(_of_statistics(x, weight, bias, mean, variance, eps), residual, relu)
+    arguments = x, weight, bias, residual, mean, variance
+    options = fits, training, float(momentum), float(eps), relu, fallback, deterministic
+    if torch.compiler.is_compiling():  # which takes the operators' own derivative, and no function around them
+        return _pure(*arguments, options)[0]
+    if _is_constant(*arguments):
+        return _normalize(*arguments, options)[0]
+    return _Normalization.apply(*arguments, options)[0]
 
 
-def trained(
-    x: torch.Tensor, weight: Optional, bias: Optional, mean: Optional, variance: Optional, momentum: float, eps: float,
-    fallback: bool, deterministic: bool,
+def _then(y: torch.Tensor, residual: Optional, relu: bool) -> torch.Tensor:
+    y = y if residual is None else y + residual
+    return torch.relu(y) if relu else y
+
+
+def _is_constant(*tensors: Optional) -> bool:
+    """Say whether a call of these needs no derivative, of either mode."""
+    return not torch.is_grad_enabled() and all(
+        [tensor is None or forward_ad.unpack_dual(tensor).tangent is None for tensor in tensors]
+    )
+
+
+def _normalize(
+    x: torch.Tensor, weight: Optional, bias: Optional, residual: Optional, mean: Optional, variance: Optional,
+    options: tuple[bool, bool, float, float, bool, bool, bool],
 ) -> Any:  # fmt: skip
-    """The results of `batch_norm_training`, once the running statistics have taken the batch's in."""
-    found = _training(x, weight, bias, eps, fallback, deterministic)
-    if mean is not None and variance is not None:
-        update_running(mean, variance, found[1], found[3], momentum)
+    """y, and of training the batch's mean and inverse standard deviation; the running statistics are updated."""
+    if residual is not None:
+        residual = like(residual, x)
+    fits, training, momentum, eps, *rest = options
+    if not fits:
+        return _pure(x, weight, bias, residual, mean, variance, options)
+    found = _update_and_normalize(x, weight, bias, mean, variance, training, momentum, eps, residual, *rest)
+    if training and mean is not None:
+        torch.autograd.graph.increment_version((mean, variance))  # what autograd saved of them is another now
     return found
+
+
+def _pure(
+    x: torch.Tensor, weight: Optional, bias: Optional, residual: Optional, mean: Optional, variance: Optional,
+    options: tuple[bool, bool, float, float, bool, bool, bool],
+) -> Any:  # fmt: skip
+    """Compute as `_normalize` does, by operators that write into nothing, or into the running statistics alone."""
+    _, training, momentum, *rest = options
+    if not training:
+        return _inference(x, weight, bias, residual, mean, variance, *rest), x.new_empty(0), x.new_empty(0)
+    *found, spread = _training(x, weight, bias, residual, *rest)
+    if mean is not None and variance is not None:
+        torch.ops.pybnorm.update_running(mean, variance, found[1].detach(), spread.detach(), momentum)
+    return tuple(found)
 
 
 def _of_statistics(
@@ -220,27 +273,77 @@ def _of_statistics(
     return (y if bias is None else y + bias).to(x.dtype)
 
 
-def update_running(
-    mean: torch.Tensor, variance: torch.Tensor, batch_mean: torch.Tensor, batch_variance: torch.Tensor, momentum: float
-) -> None:
-    """Take the batch's statistics into the running ones, in place, as autograd sees; momentum 1 does not read them."""
-    torch.ops.pybnorm.update_running(mean, variance, batch_mean.detach(), batch_variance.detach(), momentum)
-
-
 # ---------------------------------------------------------------- on memory
 
 
-def _train(x: torch.Tensor, *arguments: Any) -> Any:
-    return calls.train(dense(x), *arguments)
+def _finished(y: torch.Tensor, residual: Optional, relu: bool) -> torch.Tensor:
+    """Add and clamp in place."""
+    y = y if residual is None else y.add_(residual)
+    return y.relu_() if relu else y
 
 
-def _infer(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
-    return calls.infer(dense(x), *arguments)
+def _train(
+    x: torch.Tensor, weight: Optional, bias: Optional, residual: Optional, eps: float, relu: bool, *rest: bool
+) -> Any:
+    x = dense(x)
+    if calls.fits(x, weight, bias):
+        mean, variance = _statistics_of(x), _statistics_of(x)  # with momentum 1 nothing is read of the two
+        found = _update_and_normalize(x, weight, bias, mean, variance, True, 1.0, eps, residual, relu, *rest)
+        return *found, variance
+    y, *saved = calls.train(x, weight, bias, eps, *rest)
+    return _finished(y, residual, relu), *saved
 
 
-def _differentiate(x: torch.Tensor, *arguments: Any) -> Gradients:
-    found = calls.differentiate(dense(x), *arguments)
-    return tuple([x.new_empty(0) if gradient is None else gradient for gradient in found])  # an operator has no None
+def _infer(
+    x: torch.Tensor, weight: Optional, bias: Optional, residual: Optional, mean: torch.Tensor, variance: torch.Tensor,
+    eps: float, relu: bool, *rest: bool,
+) -> torch.Tensor:  # fmt: skip
+    x = dense(x)
+    if calls.fits(x, weight, bias, mean, variance):
+        y: torch.Tensor = _update_and_normalize(
+            x, weight, bias, mean, variance, False, 0.0, eps, residual, relu, *rest
+        )[0]
+        return y
+    return _finished(calls.infer(x, weight, bias, mean, variance, eps, *rest), residual, relu)
+
+
+def _normalize_by_calls(
+    x: torch.Tensor, weight: Optional, bias: Optional, mean: Any, variance: Any, training: bool, momentum: float,
+    eps: float, residual: Optional, relu: bool, *rest: bool,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    packed = dense(x)
+    if packed is not x and calls.fits(packed, weight, bias):  # the kernel in C takes it then
+        residual = None if residual is None else like(residual, packed)
+        found = packed, weight, bias, mean, variance, training, momentum, eps, residual, relu, *rest
+        return _update_and_normalize(*found)
+    if not training:
+        y = calls.infer(x, weight, bias, mean, variance, eps, *rest)
+        return _finished(y, residual, relu), _statistics_of(x)[:0], _statistics_of(x)[:0]
+    y, *saved, spread = calls.train(x, weight, bias, eps, *rest)
+    if mean is not None:
+        _update(mean, variance, saved[0], spread, momentum)
+    return _finished(y, residual, relu), *saved
+
+
+def _differentiate(
+    dy: torch.Tensor, x: torch.Tensor, weight: Optional, running_mean: Optional, running_var: Optional, mean: Optional,
+    inverse: Optional, training: bool, eps: float, wanted: Sequence[bool], bias: Optional, y: Optional, residual: bool,
+    fallback: bool, deterministic: bool,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    packed = dense(x)
+    if training and (packed is not x or dy.stride() != x.stride()) and calls.fits(x, weight, bias):
+        # The kernel in C takes it then.
+        y = None if y is None else like(y, packed)
+        statistics: Any = running_mean, running_var, mean, inverse
+        data = like(dy, packed), packed, weight
+        found = _backward(*data, *statistics, training, eps, wanted, bias, y, residual, fallback, deterministic)
+        return found
+    dz = like(dy, packed)
+    if y is not None:
+        dz = _mask(dz, like(y, packed), 0)
+    statistics = (mean, inverse) if training else (running_mean, running_var)
+    found = calls.differentiate(packed, dz, weight, *statistics, eps, training, wanted, fallback, deterministic)
+    return tuple([x.new_empty(0) if one is None else one for one in (*found, dz if residual else None)])
 
 
 def _update(
@@ -271,13 +374,19 @@ def _infer_fake(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
     return torch.empty_like(dense(x))
 
 
+def _normalize_fake(x: torch.Tensor, *arguments: Any) -> Any:
+    length = x.shape[1] if arguments[4] else 0
+    return (torch.empty_like(dense(x)), *[_statistics_of(x)[:length] for _ in range(2)])
+
+
 def _differentiate_fake(
-    x: torch.Tensor, dy: torch.Tensor, weight: Optional, mean: torch.Tensor, spread: torch.Tensor, eps: float,
-    training: bool, wanted: Sequence[bool], fallback: bool, deterministic: bool,
+    dy: torch.Tensor, x: torch.Tensor, weight: Optional, running_mean: Any, running_var: Any, mean: Any, inverse: Any,
+    training: bool, eps: float, wanted: Sequence[bool], bias: Any, y: Any, residual: bool, *rest: Any,
 ) -> Gradients:  # fmt: skip
-    like = _statistics_of(x) if weight is None else weight
-    made = [torch.empty_like(dense(x)), like.new_empty(x.shape[1]), like.new_empty(x.shape[1])]
-    return tuple([one if want else x.new_empty(0) for one, want in zip(made, wanted, strict=True)])
+    vector = _statistics_of(x) if weight is None else weight
+    made = [torch.empty_like(dense(x)), vector.new_empty(x.shape[1]), vector.new_empty(x.shape[1])]
+    found = [one if want else x.new_empty(0) for one, want in zip(made, wanted, strict=True)]
+    return (*found, torch.empty_like(dense(x)) if residual else x.new_empty(0))
 
 
 def _update_fake(*arguments: Any) -> None:
@@ -295,27 +404,70 @@ def _joined(size: int, tensor: Optional, axis: int | None, channels: int) -> Opt
     return tensor.movedim(0, channels).flatten(channels, channels + 1)
 
 
-def _train_mapped(info: Any, axes: Any, x: torch.Tensor, *arguments: Any) -> Any:
-    n, vectors, rest = info.batch_size, arguments[:2], arguments[2:]
-    joined = [_joined(n, t, axis, 0) for t, axis in zip(vectors, axes[1:3], strict=True)]
-    y, *saved = torch.ops.pybnorm.batch_norm_training(_joined(n, x, axes[0], 1), *joined, *rest)
-    return (y.unflatten(1, (n, -1)), *(one.view(n, -1) for one in saved)), (1, 0, 0, 0)
+def _at_1(tensor: torch.Tensor, axis: int | None, size: int) -> torch.Tensor:
+    """The tensor with its mapped axis in place 1: there the mapped operators put theirs."""
+    if axis is None:
+        return tensor.unsqueeze(1).expand(-1, size, *tensor.shape[1:])
+    return tensor.movedim(axis, 1)
 
 
-def _infer_mapped(info: Any, axes: Any, x: torch.Tensor, *arguments: Any) -> Any:
-    n, vectors, rest = info.batch_size, arguments[:4], arguments[4:]
-    joined = [_joined(n, t, axis, 0) for t, axis in zip(vectors, axes[1:5], strict=True)]
-    return torch.ops.pybnorm.batch_norm_inference(_joined(n, x, axes[0], 1), *joined, *rest).unflatten(1, (n, -1)), 1
+def _finished_mapped(y: torch.Tensor, info: Any, residual: Optional, axis: int | None, relu: bool) -> torch.Tensor:
+    """The rest of a mapped call, by PyTorch: the residual's axes are not those of the joined call."""
+    residual = None if residual is None else _at_1(residual, axis, info.batch_size)
+    return _then(y.unflatten(1, (info.batch_size, -1)), residual, relu)
 
 
-def _differentiate_mapped(info: Any, axes: Any, x: torch.Tensor, dy: torch.Tensor, *arguments: Any) -> Any:
-    n, vectors, rest, wanted = info.batch_size, arguments[:3], arguments[3:], arguments[5]
-    joined = [_joined(n, t, axis, 0) for t, axis in zip(vectors, axes[2:5], strict=True)]
-    data = _joined(n, x, axes[0], 1), _joined(n, dy, axes[1], 1)
-    dx, *sums = torch.ops.pybnorm.batch_norm_backward(*data, *joined, *rest)
+def _train_mapped(
+    info: Any, axes: Any, x: torch.Tensor, weight: Optional, bias: Optional, residual: Optional, eps: float, relu: bool,
+    *rest: bool,
+) -> Any:  # fmt: skip
+    n = info.batch_size
+    joined = [_joined(n, t, axis, 0) for t, axis in zip((weight, bias), axes[1:3], strict=True)]
+    y, *saved = _training(_joined(n, x, axes[0], 1), *joined, None, eps, False, *rest)
+    return (_finished_mapped(y, info, residual, axes[3], relu), *(one.view(n, -1) for one in saved)), (1, 0, 0, 0)
+
+
+def _infer_mapped(
+    info: Any, axes: Any, x: torch.Tensor, weight: Optional, bias: Optional, residual: Optional, mean: Any,
+    variance: Any, eps: float, relu: bool, *rest: bool,
+) -> Any:  # fmt: skip
+    vectors, places = (weight, bias, mean, variance), (*axes[1:3], *axes[4:6])
+    w, b, *statistics = [_joined(info.batch_size, t, axis, 0) for t, axis in zip(vectors, places, strict=True)]
+    y = _inference(_joined(info.batch_size, x, axes[0], 1), w, b, None, *statistics, eps, False, *rest)
+    return _finished_mapped(y, info, residual, axes[3], relu), 1
+
+
+def _normalize_mapped(
+    info: Any, axes: Any, x: torch.Tensor, weight: Optional, bias: Optional, mean: Any, variance: Any, training: bool,
+    momentum: float, eps: float, residual: Optional, relu: bool, *rest: bool,
+) -> Any:  # fmt: skip
+    data, places = (x, weight, bias, residual), (*axes[:3], axes[8])
+    if not training:
+        y, place = _infer_mapped(info, (*places, *axes[3:5]), *data, mean, variance, eps, relu, *rest)
+        return (y, *(x.new_empty(info.batch_size, 0) for _ in range(2))), (place, 0, 0)
+    (*found, spread), of = _train_mapped(info, places, *data, eps, relu, *rest)
+    if mean is not None:
+        _update_mapped(info, (*axes[3:5], 0, 0), mean, variance, found[1], spread, momentum)
+    return tuple(found), of[:3]
+
+
+def _differentiate_mapped(
+    info: Any, axes: Any, dy: torch.Tensor, x: torch.Tensor, weight: Optional, running_mean: Any, running_var: Any,
+    mean: Any, inverse: Any, training: bool, eps: float, wanted: Sequence[bool], bias: Any, y: Optional, residual: bool,
+    *rest: bool,
+) -> Any:  # fmt: skip
+    n = info.batch_size
+    dz = _at_1(dy, axes[0], n)
+    if y is not None:
+        dz = _mask(dz, _at_1(y, axes[11], n), 0)
+    vectors = weight, running_mean, running_var, mean, inverse
+    joined = [_joined(n, t, axis, 0) for t, axis in zip(vectors, axes[2:7], strict=True)]
+    data = dz.flatten(1, 2), _joined(n, x, axes[1], 1)
+    dx, *sums, _ = _backward(*data, *joined, training, eps, wanted, None, None, False, *rest)
     dx = dx.unflatten(1, (n, -1)) if wanted[0] else dx.expand(n, 0)
     sums = [one.view(n, -1) if want else one.expand(n, 0) for one, want in zip(sums, wanted[1:], strict=True)]
-    return (dx, *sums), (1 if wanted[0] else 0, 0, 0)
+    of_residual = (dz, 1) if residual else (dz.new_empty(n, 0), 0)
+    return (dx, *sums, of_residual[0]), (1 if wanted[0] else 0, 0, 0, of_residual[1])
 
 
 def _update_mapped(info: Any, axes: Any, mean: torch.Tensor, variance: torch.Tensor, *arguments: Any) -> Any:
@@ -338,14 +490,11 @@ def _update_mapped(info: Any, axes: Any, mean: torch.Tensor, variance: torch.Ten
 _library = torch.library.Library("pybnorm", "DEF")  # the operators live as long as it does
 
 
-def register(
+def _register(
     schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], mapped: Callable[..., Any],
     derivative: Any = None,
 ) -> Any:  # fmt: skip
-    """Define an operator by its schema, its kernel, the one on shapes and that of ``torch.vmap``.
-
-    `derivative` is the function around the operator, whose `setup_context` and `backward` are the operator's, too.
-    """
+    """Define an operator by its schema, its kernel, the one on shapes and that of ``torch.vmap``, and its derivative."""
     name = schema.partition("(")[0]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(name, kernel, "CompositeExplicitAutograd")
@@ -360,74 +509,66 @@ def register(
 # ---------------------------------------------------------------- derivatives
 
 
-class _Training(torch.autograd.Function):
-    """Batch norm by the statistics of the batch, which have no derivative themselves."""
+class _Function(torch.autograd.Function):
+    """A function of PyTorch's whose arguments are read quickly."""
 
     generate_vmap_rule = True
 
+    def __init_subclass__(cls) -> None:
+        """PyTorch asks for forward's signature in each call: kept, it takes a quarter of the time."""
+        cls.forward.__signature__ = inspect.signature(cls.forward)
+
+
+class _Normalization(_Function):
+    """The call; statistics have no derivative."""
+
     @staticmethod
     def forward(*arguments: Any) -> Any:
-        return trained(*arguments)
+        return _normalize(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        (x, weight, bias), (eps, *rest) = inputs[:3], inputs[-3:]
-        ctx.save_for_backward(x, weight, *output[1:3])
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-        ctx.rest = eps, True, [True, weight is not None, bias is not None], *rest
-        ctx.others = len(inputs) - 3
+        x, weight, bias, residual, mean, variance, options = inputs
+        _save(ctx, options, (x, weight, bias, residual, mean, variance), output)
+        ctx.others = 3
 
     @staticmethod
     def backward(ctx: Any, dy: Optional, *unused: Any) -> Any:
-        return (*back(ctx, dy), *(None,) * ctx.others)
+        return _back(ctx, dy)
 
 
-class _Inference(torch.autograd.Function):
-    """Batch norm by given statistics, which are constants."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*arguments: Any) -> Any:
-        return _inference(*arguments)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, weight, bias, mean, variance, *rest = inputs
-        ctx.save_for_backward(x, weight, mean, variance)
-        ctx.set_materialize_grads(False)
-        ctx.rest = rest[0], False, [True, weight is not None, bias is not None], *rest[1:]
-
-    @staticmethod
-    def backward(ctx: Any, dy: Optional) -> Any:
-        _refuse_statistics(ctx)
-        return (*back(ctx, dy), *(None,) * 5)
+def _save(ctx: Any, options: Any, inputs: Any, output: Any) -> None:
+    """Keep what the gradients need."""
+    x, weight, bias, residual, *running = inputs
+    _, training, _, eps, relu, *rest = options
+    y, *saved = output
+    ctx.mark_non_differentiable(*saved)
+    ctx.set_materialize_grads(False)
+    statistics = (None, None, *saved[:2]) if training else (*running, None, None)
+    ctx.save_for_backward(x, weight, *statistics, *((bias, y) if relu else (None, None)))
+    ctx.rest = training, eps, [True, weight is not None, bias is not None], residual is not None, rest
 
 
-def _refuse_statistics(ctx: Any) -> None:
-    """Refuse statistics of an outer level of torch.func, which the call's arguments do not show."""
-    if ctx.needs_input_grad[3] or ctx.needs_input_grad[4]:
+def _back(ctx: Any, dy: Optional) -> tuple[Optional, ...]:
+    """The gradients of x, weight, bias and the residual, by what `_save` kept; None for the other arguments."""
+    if dy is None:
+        return (None,) * (4 + ctx.others)
+    training, eps, there, residual, rest = ctx.rest
+    needed = ctx.needs_input_grad
+    if not training and (needed[4] or needed[5]):  # of an outer level of torch.func, which the arguments do not show
         raise ArgumentError(
             "running_mean", "running statistics of an outer transform", "a gradient by them in the innermost one only"
         )
+    x, weight, *statistics, bias, y = ctx.saved_tensors
+    wanted = [need and is_there for need, is_there in zip(needed[:3], there, strict=True)]
+    arguments = dy, x, weight, *statistics, training, eps, wanted, bias, y, residual, *rest
+    found = (_backward if _is_constant(dy, x, weight) else _Gradient.apply)(*arguments)
+    kept = [gradient if want else None for gradient, want in zip(found, (*wanted, residual), strict=True)]
+    return (*kept, *(None,) * ctx.others)
 
 
-def back(ctx: Any, dy: Optional) -> tuple[Optional, ...]:
-    """The gradients of x, weight and bias, by what `setup_context` saved: x, weight, mean, spread, and the rest."""
-    if dy is None:
-        return None, None, None
-    x, weight, mean, spread = ctx.saved_tensors
-    eps, training, there, fallback, deterministic = ctx.rest
-    wanted = [need and is_there for need, is_there in zip(ctx.needs_input_grad[:3], there, strict=True)]
-    found = Gradient.apply(x, dy, weight, mean, spread, eps, training, wanted, fallback, deterministic)
-    return tuple([gradient if want else None for gradient, want in zip(found, wanted, strict=True)])
-
-
-class Gradient(torch.autograd.Function):
+class _Gradient(_Function):
     """The first derivative by `batch_norm_backward`; its own is `second`."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(*arguments: Any) -> Any:
@@ -435,19 +576,29 @@ class Gradient(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs[:5])
+        training, eps, wanted, _, y, residual = inputs[7:13]
+        ctx.save_for_backward(*inputs[:7], y)
         ctx.set_materialize_grads(False)
-        ctx.rest = inputs[5:7]
-        ctx.wanted = inputs[7]
+        ctx.rest = training, eps, (*wanted, residual)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        if not ctx.rest[1]:
-            _refuse_statistics(ctx)
-        given = [gradient if want else None for gradient, want in zip(gradients, ctx.wanted, strict=True)]
-        x, dy, weight, mean, spread = ctx.saved_tensors
-        eps, training = ctx.rest
-        return (*second(x, dy, weight, mean, spread, eps, training, given), *(None,) * 7)
+        training, eps, wanted = ctx.rest
+        if not training and (ctx.needs_input_grad[3] or ctx.needs_input_grad[4]):
+            raise ArgumentError(
+                "running_mean", "running statistics of an outer transform",
+                "a gradient by them in the innermost one only",
+            )  # fmt: skip
+        dy, x, weight, *statistics, y = ctx.saved_tensors
+        *given, of_residual = [gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)]
+        dz = dy if y is None else dy * (y > 0)
+        mean, spread = statistics[2:] if training else statistics[:2]
+        of_x, of_dz, of_weight = second(x, dz, weight, mean, spread, eps, training, given)
+        if of_residual is not None:
+            of_dz = of_residual if of_dz is None else of_dz + of_residual
+        if y is not None and of_dz is not None:
+            of_dz = of_dz * (y > 0)
+        return of_dz, of_x, of_weight, *(None,) * 12
 
 
 def second(
@@ -506,8 +657,35 @@ def second(
     return None if of_x is None else of_x.to(x.dtype), None if of_dy is None else of_dy.to(dy.dtype), of_weight
 
 
+class _Trained:
+    """The derivative of `batch_norm_training`."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        eps, relu, *rest = inputs[4:]
+        _save(ctx, (True, True, 0.0, eps, relu, *rest), (*inputs[:4], None, None), output)
+        ctx.others = len(inputs) - 4
+
+    backward = _Normalization.backward
+
+
+class _Inferred:
+    """The derivative of `batch_norm_inference`."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        eps, relu, *rest = inputs[6:]
+        _save(ctx, (True, False, 0.0, eps, relu, *rest), inputs[:6], (output,))
+        ctx.others = len(inputs) - 4
+
+    backward = _Normalization.backward
+
+
 # the operators, once what they are made of is there
-_training = register(_SCHEMAS[0], _train, _train_fake, _train_mapped, _Training)
-_inference = register(_SCHEMAS[1], _infer, _infer_fake, _infer_mapped, _Inference)
-_backward = register(_SCHEMAS[2], _differentiate, _differentiate_fake, _differentiate_mapped, Gradient)
-register(_SCHEMAS[3], _update, _update_fake, _update_mapped)
+_training = _register(_SCHEMAS[0], _train, _train_fake, _train_mapped, _Trained)
+_inference = _register(_SCHEMAS[1], _infer, _infer_fake, _infer_mapped, _Inferred)
+_backward = _register(_SCHEMAS[2], _differentiate, _differentiate_fake, _differentiate_mapped)
+_register(_SCHEMAS[3], _update, _update_fake, _update_mapped)
+_update_and_normalize = _register(_SCHEMAS[4], _normalize_by_calls, _normalize_fake, _normalize_mapped)
+BY_CALLS: dict[str, Callable[..., Any]] = {"batch_norm_": _normalize_by_calls, "batch_norm_backward": _differentiate}
+"""What computes where the kernels in C do not."""

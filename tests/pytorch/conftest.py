@@ -43,6 +43,20 @@ def operators(torch, ours, tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def python(ours):
+    """The operators as PyTorch before 2.10 has them: computed by functions, without kernels in C."""
+    import pybnorm
+    from pybnorm.torch import calls, installation
+
+    with installation._lock:
+        pybnorm._core.remove_torch_kernels()
+        installation._registered.clear()
+        calls.compiled = False
+    yield
+    installation._start()
+
+
+@pytest.fixture
 def anew():
     """Has PyTorch's dispatcher call what is asked for now, and does so once more when a test's doubles are gone."""
     import pybnorm

@@ -115,7 +115,7 @@ def test_what_is_written_down_runs_without_us(torch, ours, operators, device):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("operation", ["training", "inference", "backward", "running"])
+@pytest.mark.parametrize("operation", ["training", "inference", "backward", "frozen", "running", "updating"])
 def test_operators_are_registered_as_they_behave(torch, operators, device, operation):
     def leaf(*shape, seed):
         return made(torch, device, *shape, seed=seed).requires_grad_()
@@ -125,10 +125,15 @@ def test_operators_are_registered_as_they_behave(torch, operators, device, opera
     mean, variance = mean.detach(), mean.detach().abs() + 0.5
     dy = made(torch, device, 3, 4, 2, 3)
     call, given = {
-        "training": (operators.batch_norm_training, (x, weight, bias, 1e-5, False, False)),
-        "inference": (operators.batch_norm_inference, (x, weight, bias, mean, variance, 1e-5, False, False)),
-        "backward": (operators.batch_norm_backward, (x.detach(), dy, weight.detach(), mean, variance, 1e-5, False,
-                     [True, False, True], False, False)),
+        "training": (operators.batch_norm_training, (x, weight, bias, dy, 1e-5, True, False, False)),
+        "inference": (operators.batch_norm_inference, (x, weight, bias, None, mean, variance, 1e-5, False, False,
+                      False)),
+        "backward": (operators.batch_norm_backward, (dy, x.detach(), weight.detach(), None, None, mean, variance, True,
+                     1e-5, [True, False, True], bias.detach(), dy, False, False, False)),
+        "frozen": (operators.batch_norm_backward, (dy, x.detach(), weight.detach(), mean, variance, None, None, False,
+                   1e-5, [True, False, True], None, None, False, False, False)),
+        "updating": (operators.batch_norm_, (x.detach(), weight.detach(), bias.detach(), mean, variance, True, 0.1,
+                     1e-5, dy, True, False, False)),
         "running": (operators.update_running, (mean, variance, mean.clone(), variance.clone(), 0.1)),
     }[operation]  # fmt: skip
     assert set(torch.library.opcheck(call.default, given).values()) == {"SUCCESS"}
@@ -228,8 +233,9 @@ def test_models_of_16_bits_throughout(torch, ours, device, dtype):
         assert torch.equal(running, rounded_once)
         statistics = torch.zeros(5, device=device), torch.ones(5, device=device)
         back = torch.ops.pybnorm.batch_norm_backward
-        found = back(x, x, mine.weight, *statistics, 1e-5, True, [True] * 3, False, False)
-        assert [gradient.dtype for gradient in found] == [kind] * 3
+        options = 1e-5, [True] * 3, None, None, False, False, False
+        found = back(x, x, mine.weight, None, None, *statistics, True, *options)
+        assert [gradient.dtype for gradient in found] == [kind] * 4
 
 
 def test_a_slice_of_16_bits_between_two_words(torch, ours, device):
@@ -321,7 +327,7 @@ def refusing(functional, monkeypatch, refuses=True):
 
 
 @pytest.mark.parametrize("how", ["PyTorch's switch", "the argument", "modules", "compiled"])
-def test_bits_repeat_where_they_are_asked_to(torch, ours, device, deterministic, how, monkeypatch, request):
+def test_bits_repeat_where_they_are_asked_to(torch, ours, device, python, deterministic, how, monkeypatch, request):
     import pybnorm.functional
 
     x = made(torch, device, 8, 5, 6, 7)
@@ -357,7 +363,9 @@ def step_of(torch, call, x, **how):
     return y.detach(), leaf.grad, call(x, *statistics, **how)
 
 
-def test_ways_whose_bits_do_not_repeat_are_refused_as_pytorch_does(torch, ours, device, deterministic, monkeypatch):
+def test_ways_whose_bits_do_not_repeat_are_refused_as_pytorch_does(
+    torch, ours, device, python, deterministic, monkeypatch
+):
     import pybnorm.functional
 
     x = made(torch, device, 8, 5, 6, 7)
