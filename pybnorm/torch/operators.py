@@ -334,15 +334,17 @@ def _differentiate(
     if training and (packed is not x or dy.stride() != x.stride()) and calls.fits(x, weight, bias):
         # The kernel in C takes it then.
         y = None if y is None else like(y, packed)
-        statistics: Any = running_mean, running_var, mean, inverse
-        data = like(dy, packed), packed, weight
-        found = _backward(*data, *statistics, training, eps, wanted, bias, y, residual, fallback, deterministic)
-        return found
+        data = like(dy, packed), packed, weight, running_mean, running_var, mean, inverse
+        result: tuple[torch.Tensor, ...] = _backward(
+            *data, training, eps, wanted, bias, y, residual, fallback, deterministic
+        )
+        return result
     dz = like(dy, packed)
     if y is not None:
         dz = _mask(dz, like(y, packed), 0)
-    statistics = (mean, inverse) if training else (running_mean, running_var)
-    found = calls.differentiate(packed, dz, weight, *statistics, eps, training, wanted, fallback, deterministic)
+    centre: Any = mean if training else running_mean
+    spread: Any = inverse if training else running_var
+    found = calls.differentiate(packed, dz, weight, centre, spread, eps, training, wanted, fallback, deterministic)
     return tuple([x.new_empty(0) if one is None else one for one in (*found, dz if residual else None)])
 
 
