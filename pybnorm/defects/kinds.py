@@ -69,92 +69,62 @@ class Run(NamedTuple):
     """Its file in docs/results."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Defect:
-    """One defect of one library.
-
-    Parameters
-    ----------
-    id : str
-        Short and stable; what reports print.
-    backend : str
-    first : tuple of int, optional
-        Oldest version that has it, compared over as many numbers as are given, where a run has shown an older one to
-        be correct or it needs what came with this one; without it every older version is taken to have the defect.
-    fixed : tuple of int, optional
-        Oldest version that a run has shown to be correct; without it every later version is taken to have the defect.
-    seen : tuple of Run
-        Runs that showed it.
-    read : tuple of tuple of int
-        Oldest and newest version whose source was read and has it.
-    example : str
-        A call that users know.
-    effect : Effect
-    outputs : tuple of str
-        The outputs that it makes wrong. Empty where the call itself fails.
-    what : str
-        One sentence, with the condition in words.
-    links : tuple of str
-        Reports upstream, ``owner/repository#number``.
-    case : str
-        A case of `pybnorm check` that shows it.
-    predicate : callable
-        Whether a `Call` meets it.
-    note : str
-        For the check: what the note of an explained verdict must hold, or the message of a call that failed. With
-        one a weakness explains what misses the bound, too.
-    ratio : float or mapping of str to float
-        For the check: largest error / bound (of the loosest class) that is explained, of all outputs or by output.
-    rounded : bool
-        Whether it shows only where sums round, and so not on data whose sums are exact.
-    exact : bool
-        Whether it shows only on those. A weakness then explains what misses their bound, too.
-    fills : tuple of str
-        For the check: the only data that show it; empty: any.
-    ways : tuple of str
-        Algorithms of the library (`pybnorm.algorithms`) that do not have it: ``"auto"`` takes the first that can be
-        built.
-    better : bool
-        Whether a handle that avoids all has native compute a call with the weakness.
-    tuned : bool
-        Whether only a library that takes kernels by their times has it.
-    far : bool
-        Whether a warning needs the statistics of a call: a mean far from 0 shows it.
-    refused : bool
-        Whether calls that have it are refused, where they are made by callers: those that write over their input.
-    cards : tuple of str
-        Beginnings of the architectures of the cards that have it, as `pybnorm info` names the device; empty: any. The
-        call's own error names the defect.
-    builds : mapping of str to bool
-        Builds (the digest of the library's file, as `pybnorm info` says it) that are known to differ from their
-        version, such as a distribution's with patches: whether they have it.
-    """
+    """One defect of one library."""
 
     id: str
+    """Short and stable; what reports print."""
     backend: str
-    seen: tuple[Run, ...]
-    effect: Effect
-    outputs: tuple[str, ...]
-    what: str
-    example: str
-    links: tuple[str, ...]
-    case: str
-    predicate: Callable[[Call], bool]
-    note: str = ""
-    ratio: float | Mapping[str, float] = 1.0
-    rounded: bool = False
-    exact: bool = False
-    fills: tuple[str, ...] = ()
-    ways: tuple[str, ...] = ()
-    better: bool = False
-    tuned: bool = False
-    far: bool = False
-    refused: bool = False
-    cards: tuple[str, ...] = ()
-    builds: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     first: Version = ()
+    """Oldest version that has it, compared over as many numbers as are given, where a run has shown an older one to be
+    correct or it needs what came with this one; without it every older version is taken to have the defect."""
     fixed: Version | None = None
+    """Oldest version that a run has shown to be correct; without it every later one is taken to have the defect."""
+    seen: tuple[Run, ...]
+    """Runs that showed it."""
     read: tuple[Version, ...] = ()
+    """Oldest and newest version whose source was read and has it."""
+    example: str
+    """A call that users know."""
+    effect: Effect
+    outputs: tuple[str, ...] = ()
+    """The outputs that it makes wrong. Empty where the call itself fails."""
+    what: str
+    """One sentence, with the condition in words."""
+    links: tuple[str, ...] = ()
+    """Reports upstream, ``owner/repository#number``."""
+    case: str
+    """A case of `pybnorm check` that shows it."""
+    predicate: Callable[[Call], bool]
+    """Whether a `Call` meets it."""
+    note: str = ""
+    """For the check: what the note of an explained verdict must hold, or the message of a call that failed. With one a
+    weakness explains what misses the bound, too."""
+    ratio: float | Mapping[str, float] = 1.0
+    """For the check: largest error / bound (of the loosest class) that is explained, of all outputs or by output."""
+    rounded: bool = False
+    """It shows only where sums round, and so not on data whose sums are exact."""
+    exact: bool = False
+    """It shows only on those. A weakness then explains what misses their bound, too."""
+    fills: tuple[str, ...] = ()
+    """For the check: the only data that show it; empty: any."""
+    ways: tuple[str, ...] = ()
+    """Algorithms of the library that do not have it: ``"auto"`` takes the first that can be built."""
+    better: bool = False
+    """A handle that avoids all has native compute a call with the weakness."""
+    tuned: bool = False
+    """Only a library that takes kernels by their times has it."""
+    far: bool = False
+    """A warning needs the statistics of a call: a mean far from 0 shows it."""
+    refused: bool = False
+    """Calls that have it are refused, where they are made by callers: those that write over their input."""
+    cards: tuple[str, ...] = ()
+    """Beginnings of the architectures of the cards that have it, as `pybnorm info` names the device; empty: any. The
+    call's own error names the defect."""
+    builds: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    """Builds (the digest of the library's file, as `pybnorm info` says it) that are known to differ from their version,
+    such as a distribution's with patches: whether they have it."""
 
     def __repr__(self) -> str:
         return f"<Defect {self.id}: {self.effect.value}>"
@@ -199,6 +169,15 @@ def numbers_of(value: Sequence[int]) -> Version:
 TRAINING = ("y", "saved_mean", "saved_inv_variance", "running_mean", "running_variance")
 BACKWARD = ("dx", "dscale", "dbias")
 SIXTEEN_BITS = (DataType.FLOAT16, DataType.BFLOAT16)
+BY_CHANNEL = (Mode.SPATIAL, Mode.SPATIAL_PERSISTENT)
+ONE_PASS = (Operation.FORWARD_TRAINING, Operation.BACKWARD)
+"""Operations that sum over a batch."""
+
+
+def where(more: Callable[[Call], bool] = lambda call: True, **fields: object) -> Callable[[Call], bool]:
+    """A predicate: each of these fields of a call is the value, or one of the tuple, and `more` holds."""
+    allowed = {name: value if isinstance(value, tuple) else (value,) for name, value in fields.items()}
+    return lambda call: all(getattr(call, name) in values for name, values in allowed.items()) and more(call)
 
 
 LONG_CHAIN = 400_000
@@ -218,10 +197,9 @@ def chained(backend: str, seen: tuple[Run, ...], better: bool = False) -> Defect
         what="per-activation training, and backward without saved statistics, sum the images in one chain: some "
         "hundred are enough to miss the bound of blocked sums where roundings add up, on equal values or few that are "
         "not 0, some thousand of one sign (1 to 21 times the bound; on ordinary data not seen to 131,070 images)",
-        links=(),
         example="BatchNorm1d on 1,280 rows of mostly zeros",
         case="train,peract,f32,nchw,1280x4x1x2,fill=sparse",
-        predicate=lambda p: p.mode == Mode.PER_ACTIVATION and p.recomputes and p.m > _IMAGES,
+        predicate=where(lambda p: p.recomputes and p.m > _IMAGES, mode=Mode.PER_ACTIVATION),
         note="sums in chains",
         ratio=40.0,
         rounded=True,

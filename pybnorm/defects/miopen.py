@@ -5,14 +5,15 @@ The names of variants are those of MIOpen's solvers: which loop of its kernel a 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
-from pybnorm.defects.kinds import BACKWARD, SIXTEEN_BITS, TRAINING, Call, Defect, Effect, Run, Version, chained
+from pybnorm.defects import kinds
+from pybnorm.defects.kinds import BACKWARD, ONE_PASS, SIXTEEN_BITS, TRAINING, Call, Defect, Effect, Run, Version, where
 from pybnorm.enums import DataType, Layout, Mode, Operation
 
-__all__ = ["DEFECTS", "RUNS"]
-
+_CHANNELS_LAST = {"mode": Mode.SPATIAL, "layout": Layout.CHANNELS_LAST}
 _LARGE = 32 * 1024 * 1024
 
 
@@ -20,8 +21,8 @@ def _plane(call: Call) -> int:
     return math.prod(call.dims[2:])
 
 
-def _spatial(call: Call, operation: Operation, layout: Layout = Layout.CHANNELS_FIRST) -> bool:
-    return call.operation == operation and call.mode == Mode.SPATIAL and call.layout == layout
+def _spatial(call: Call, operation: Operation) -> bool:
+    return call.operation == operation and call.mode == Mode.SPATIAL and call.layout == Layout.CHANNELS_FIRST
 
 
 def _backward_variant_1(call: Call) -> bool:
@@ -68,6 +69,7 @@ _MIOPEN_34 = Run((3, 4, 0), "470572c299bd1e1c", "Debian libmiopen1 6.4.3+dfsg", 
 _MIOPEN_35 = Run((3, 5, 1), "6efe605b9ddd1028", "Debian libmiopen1 7.2.4+dfsg", *_SEEN)
 RUNS = (_MIOPEN_34, _MIOPEN_35)
 _MIOPEN_READ = ((2, 20), (3, 5))
+_defect = functools.partial(Defect, backend="miopen", seen=RUNS)
 
 
 def _over_sums(
@@ -75,9 +77,8 @@ def _over_sums(
     predicate: Callable[[Call], bool],
 ) -> Defect:  # fmt: skip
     """The entry of MIOpen's kernels that keep partial results in their output before all of their input is read."""
-    return Defect(
+    return _defect(
         id=identity,
-        backend="miopen",
         first=run.version[:2] if fixed is None else (),
         seen=(run,),
         fixed=fixed,
@@ -85,22 +86,17 @@ def _over_sums(
         outputs=("y", *BACKWARD),
         what="kernels keep partial results in y, or dx, before they have read all of x, or dy, and so are wrong where "
         f"the two are one array: {what}",
-        links=(),
         example=f"y written over x, as by InPlace-ABN to save memory, {example}",
         case=case,
-        predicate=lambda p: (
-            p.inplace and p.mode == Mode.SPATIAL and p.operation != Operation.FORWARD_INFERENCE and predicate(p)
-        ),
+        predicate=where(predicate, inplace=True, mode=Mode.SPATIAL, operation=ONE_PASS),
         ratio=1e10,  # sums of all values in place of one: 3e9 was seen of 246,080 values
         refused=True,
     )
 
 
 DEFECTS = (
-    Defect(
+    _defect(
         id="miopen-backward-vector-tail",
-        backend="miopen",
-        seen=RUNS,
         read=_MIOPEN_READ,
         effect=Effect.WRONG,
         outputs=BACKWARD,
@@ -112,10 +108,8 @@ DEFECTS = (
         predicate=lambda p: _backward_variant_1(p) and _crosses(p),
         ratio={"dx": 1e6, "dscale": 1e7, "dbias": 1e7},
     ),
-    Defect(
+    _defect(
         id="miopen-backward-statistics-tail",
-        backend="miopen",
-        seen=RUNS,
         read=_MIOPEN_READ,
         effect=Effect.WRONG,
         outputs=("dx", "dscale"),
@@ -133,9 +127,8 @@ DEFECTS = (
         ),
         ratio=1e6,
     ),
-    Defect(
+    _defect(
         id="miopen-tuned-backward",
-        backend="miopen",
         first=(3, 5),
         seen=(_MIOPEN_35,),
         effect=Effect.WRONG,
@@ -150,24 +143,20 @@ DEFECTS = (
         ratio={"dx": 1e6, "dscale": 1e7, "dbias": 1e7},
         tuned=True,
     ),
-    Defect(
+    _defect(
         id="miopen-training-vector-tail",
-        backend="miopen",
-        seen=RUNS,
         read=_MIOPEN_READ,
         effect=Effect.WRONG,
         outputs=TRAINING,
         what="training reads four values at a time across the end of an image, into the next channel, where "
         "H*W >= 4096 is not a multiple of 4 (kernel variant 1)",
-        links=(),
         example="Inception's planes of 73x73 and 147x147",
         case="train,spatial,f32,nchw,2x3x73x73",
         predicate=lambda p: _training_variant_1(p) and _plane(p) >= 4096 and _crosses(p),
         ratio=1e5,
     ),
-    Defect(
+    _defect(
         id="miopen-training-stash",
-        backend="miopen",
         seen=(_MIOPEN_34,),
         read=((2, 20), (3, 4)),
         fixed=(3, 5),
@@ -177,7 +166,6 @@ DEFECTS = (
         what="float32 training keeps four partial results in y for each 1024 values of an image, which overlap other "
         "data where the last part holds fewer than four, H*W % 1024 in 1, 2, 3 with H*W > 1024 (kernel variant 2: "
         "N > 768, or N*H*W >= 2^25)",
-        links=(),
         example="1,024 frames of an STFT with n_fft=2048, which has 1,025 bins",
         case="train,spatial,f32,nchw,769x2x1x1025",
         predicate=lambda p: _training_variant_2(p) and _plane(p) > 1024 and 0 < _plane(p) % 1024 < 4,
@@ -208,9 +196,8 @@ DEFECTS = (
             or _backward_variant_2(p)
         ),
     ),
-    Defect(
+    _defect(
         id="miopen-tuned-in-place",
-        backend="miopen",
         first=(3, 5),
         seen=(_MIOPEN_35,),
         effect=Effect.WRONG,
@@ -218,17 +205,15 @@ DEFECTS = (
         what="tuning (miopenSetTuningPolicy, MIOPEN_FIND_ENFORCE) runs a call's kernels one after another on the "
         "caller's arrays, so that where y is x, or dx is dy, all but the first read what was written over; and it may "
         "keep kernel variant 2, which is wrong there, for any size",
-        links=(),
         example="any in-place call under torch.backends.cudnn.benchmark",
         case="train,spatial,f32,nchw,4x4x8x8,fill=randn,inplace=1",
-        predicate=lambda p: p.inplace,
+        predicate=where(inplace=True),
         ratio=1e9,
         tuned=True,
         refused=True,
     ),
-    Defect(
+    _defect(
         id="miopen-tuned-running-statistics",
-        backend="miopen",
         first=(3, 5),
         seen=(),
         effect=Effect.WRONG,
@@ -237,100 +222,85 @@ DEFECTS = (
         links=("ROCm/rocm-libraries#2104",),
         example="the first training steps after torch.backends.cudnn.benchmark = True",
         case="train,spatial,f32,nchw,4x16x14x14,fill=randn,repeats=3",
-        predicate=lambda p: p.mode == Mode.SPATIAL and p.operation == Operation.FORWARD_TRAINING and p.running,
+        predicate=where(mode=Mode.SPATIAL, operation=Operation.FORWARD_TRAINING, running=True),
         ratio=1e8,
         tuned=True,
         builds={_MIOPEN_35.build: False},
     ),
-    Defect(
+    _defect(
         id="miopen-nhwc-training-kernel",
-        backend="miopen",
         seen=(_MIOPEN_34,),
         fixed=(3, 5),
         effect=Effect.FAILS,
-        outputs=(),
         what="channels-last float32 training asks for a kernel that its program lacks where 512 < H*W <= 1024, or "
         "N > 768 and H*W > 150 (kernel variant 2)",
-        links=(),
         example="channels-last planes of 28x28 in float32",
         case="train,spatial,f32,nhwc,2x3x1x513",
-        predicate=lambda p: (
-            _spatial(p, Operation.FORWARD_TRAINING, Layout.CHANNELS_LAST)
-            and p.dtype == DataType.FLOAT32
-            and (512 < _plane(p) <= 1024 or (p.dims[0] > 768 and _plane(p) > 150))
+        predicate=where(
+            lambda p: 512 < _plane(p) <= 1024 or (p.dims[0] > 768 and _plane(p) > 150),
+            **_CHANNELS_LAST,
+            operation=Operation.FORWARD_TRAINING,
+            dtype=DataType.FLOAT32,
         ),
         note="Empty code object path",
     ),
-    Defect(
+    _defect(
         id="miopen-gfx115x-reductions",
-        backend="miopen",
         seen=(),
         read=((3, 4), (3, 4)),
         effect=Effect.FAILS,
-        outputs=(),
         what="on gfx115x (Radeon 8060S, 890M) spatial training and backward add by instructions that these cards lack, "
         "and so do not compile; inference and per-activation calls do, and native computes on the CPU",
         links=("ROCm/rocm-libraries#2169", "ROCm/rocm-libraries#3158", "ROCm/MIOpen#3943"),
         example="any BatchNorm2d in training on a Ryzen AI MAX+ 395",
         case="train,spatial,f32,nchw,20x100x35x45,fill=randn",
-        predicate=lambda p: p.mode == Mode.SPATIAL and p.operation != Operation.FORWARD_INFERENCE,
+        predicate=where(mode=Mode.SPATIAL, operation=ONE_PASS),
         note="Code object build failed",
         cards=("gfx115",),
         builds={_MIOPEN_35.build: False},
     ),
-    Defect(
+    _defect(
         id="miopen-nhwc-stash",
-        backend="miopen",
         first=(3, 5),
         seen=(_MIOPEN_35,),
         effect=Effect.WRONG,
         outputs=(*TRAINING, *BACKWARD),
         what="16-bit channels-last training and backward keep float32 partial results of four channels in two rows of "
         "y or dx, and those of the last four channels overlap those of the second four where C / 4 is odd, but 1",
-        links=(),
         example="channels-last float16 with 12, 20, 28 or 36 channels",
         case="train,spatial,f16,nhwc,2x12x5x5,fill=randn",
-        predicate=lambda p: (
-            any(_spatial(p, o, Layout.CHANNELS_LAST) for o in (Operation.FORWARD_TRAINING, Operation.BACKWARD))
-            and p.dtype in SIXTEEN_BITS
-            and p.dims[1] % 8 == 4
-            and p.dims[1] > 4
-            and _plane(p) > 1
+        predicate=where(
+            lambda p: p.dims[1] % 8 == 4 and p.dims[1] > 4 and _plane(p) > 1,
+            **_CHANNELS_LAST,
+            operation=ONE_PASS,
+            dtype=SIXTEEN_BITS,
         ),
         ratio=dict.fromkeys((*TRAINING, *BACKWARD), 1e7)
         | {"y": 1e8, "saved_inv_variance": 1e9, "running_variance": 1e8},
     ),
-    Defect(
+    _defect(
         id="miopen-bf16-truncation",
-        backend="miopen",
-        seen=RUNS,
         effect=Effect.WRONG,
         outputs=("y", "dx"),
         what="bfloat16 results are truncated, not rounded to nearest: an error of up to twice the bound",
-        links=(),
         example="any network under torch.autocast(dtype=torch.bfloat16)",
         case="infer,spatial,bf16,nchw,4x6x5x5,fill=randn",
-        predicate=lambda p: p.dtype == DataType.BFLOAT16,
+        predicate=where(dtype=DataType.BFLOAT16),
         ratio=2.0,
     ),
-    Defect(
+    _defect(
         id="miopen-f16-blend",
-        backend="miopen",
-        seen=RUNS,
         effect=Effect.WRONG,
         outputs=("y", "dx"),
         what="miopenOpTensor, through which alpha and beta go, computes in float16: a blended result is rounded up to "
         "four times, and what cancels between result and prior leaves those errors behind",
-        links=(),
         example="a residual added by beta = 1 in float16",
         case="train,spatial,f16,nchw,4x6x8x9,fill=randn,beta=0.5",
-        predicate=lambda p: p.dtype == DataType.FLOAT16 and p.beta != 0,
+        predicate=where(lambda p: p.beta != 0, dtype=DataType.FLOAT16),
         ratio=16.0,
     ),
-    Defect(
+    _defect(
         id="miopen-one-pass-variance",
-        backend="miopen",
-        seen=RUNS,
         read=_MIOPEN_READ,
         effect=Effect.WEAK,
         outputs=(*TRAINING, "dx", "dscale"),
@@ -339,23 +309,20 @@ DEFECTS = (
         links=("ROCm/rocm-libraries#5013", "ROCm/MIOpen#3900"),
         example="images of 0 to 255 that are not centred",
         case="train,spatial,f32,nchw,4x3x8x8,fill=randn,kappa=100",
-        predicate=lambda p: p.mode == Mode.SPATIAL and p.recomputes,
+        predicate=where(mode=Mode.SPATIAL, recomputes=True),
         better=True,
         far=True,
     ),
-    chained("miopen", RUNS, better=True),
-    Defect(
+    kinds.chained("miopen", RUNS, better=True),
+    _defect(
         id="miopen-inference-absolute-variance",
-        backend="miopen",
-        seen=RUNS,
         effect=Effect.WEAK,
         outputs=("y",),
         what="inference takes 1/sqrt(|variance + epsilon|): a negative running variance, which no batch has, gives "
         "finite results where a square root gives NaN, and so is not noticed",
-        links=(),
         example="a checkpoint whose running variance is damaged",
         case="infer,spatial,f32,nchw,16x8x10x8,fill=special,seed=14",
-        predicate=lambda p: p.operation == Operation.FORWARD_INFERENCE,
+        predicate=where(operation=Operation.FORWARD_INFERENCE),
         note="|variance + epsilon|",
     ),
 )

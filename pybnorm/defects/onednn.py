@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+
 from pybnorm.defects.kinds import BACKWARD, LONG_CHAIN, TRAINING, Defect, Effect, Run
 from pybnorm.enums import Operation
-
-__all__ = ["DEFECTS", "RUNS"]
 
 _CHAIN = 64
 """Terms from which a single chain of sums may miss the bound: seen from 128 on."""
@@ -19,16 +19,14 @@ RUNS = (
     Run((3, 13, 2), "27983893a9834f4d", "PyPI onednn 2026.1.0, SYCL", _EPYC_2, "2026-11-28", "defects-onednn.txt"),
 )
 
+_defect = functools.partial(Defect, backend="onednn", seen=RUNS)
 DEFECTS = (
-    Defect(
+    _defect(
         id="onednn-long-sums",
-        backend="onednn",
-        seen=RUNS,
         effect=Effect.WRONG,
         outputs=(*TRAINING, "dx", "dscale"),
         what="a thread sums its part of a statistic in one float32 chain, which on ordinary data misses the bound from "
         "some 450,000 terms on (3.13 by SYCL: 4,000,000); so the result depends on the number of threads",
-        links=(),
         example="a plane of 1000x1000, or 32 images of 128x128",
         case="train,spatial,f32,nchw,1x1x2048x4096,fill=randn",
         predicate=lambda p: p.recomputes and p.m > LONG_CHAIN,
@@ -36,15 +34,12 @@ DEFECTS = (
         ratio=1024.0,  # of one chain of 2^24 terms: m / (16 + 4 sqrt(m))
         rounded=True,
     ),
-    Defect(
+    _defect(
         id="onednn-chained-sums",
-        backend="onednn",
-        seen=RUNS,
         effect=Effect.WEAK,
         outputs=(*TRAINING, "dx", "dscale"),
         what="the same chain of up to 400,000 terms: a few hundred are enough to miss the bound of blocked sums where "
         "roundings add up, on data of one sign, equal values, or few that are not 0 (1 to 23 times the bound)",
-        links=(),
         example="ResNet's 32x64x56x56 on images that are not centred",
         case="train,spatial,f32,nchw,1280x4x1x2,fill=sparse",
         predicate=lambda p: p.recomputes and _CHAIN < p.m <= LONG_CHAIN,
@@ -53,15 +48,13 @@ DEFECTS = (
         rounded=True,
         better=True,
     ),
-    Defect(
+    _defect(
         id="onednn-chained-gradients",
-        backend="onednn",
         seen=(RUNS[0], RUNS[-1]),
         effect=Effect.WEAK,
         outputs=BACKWARD,
         what="backward sums dy, and its products with x, in chains as long as one thread's part: gradients of few "
         "values, whose roundings add up, miss the bound, equal ones of float32 from 2,000 terms on (1 to 20 times)",
-        links=(),
         example="the gradient of a mean over 32 images of 28x28",
         case="backward,spatial,bf16,nhwc,1x2x512x512,fill=ramp,repeats=1",
         predicate=lambda p: p.operation == Operation.BACKWARD and p.m > 1024,
