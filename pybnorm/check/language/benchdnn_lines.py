@@ -41,7 +41,7 @@ _IGNORED = {
 }
 """Knobs that choose or time an implementation, and change no problem."""
 _MB, _EPSILON = 2, 0.0625
-_SIZE = re.compile(r"(mb|ic|id|ih|iw|eps)([0-9][0-9.]*(?:e[-+]?[0-9]+)?)")
+_SIZE = re.compile(r"(mb|ic|id|ih|iw|eps)([0-9][0-9.]*(?:e[-+]?[0-9]+)?)|_")
 _LARGEST, _NESTED = 1 << 22, 8
 """Bytes of a file of lines, and files that include one another in a row."""
 
@@ -164,15 +164,9 @@ def _holds(text: str, literals: Sequence[str]) -> bool:
 
 def _descriptor(text: str) -> tuple[tuple[int, ...], float]:
     """Dims and epsilon, such as of ``mb50_ic256_ih56iw56_n"resnet_50:bn2a"``."""
-    found, place = {}, 0
-    while place < len(text) and text[place] != "n":
-        size = _SIZE.match(text, place)
-        if size is None and text[place] != "_":
-            break
-        if size is not None:
-            found[size[1]] = size[2]
-        place += len(size[0]) if size is not None else 1
-    if "ic" not in found or (place < len(text) and text[place] != "n"):
+    head = text.partition("n")[0]
+    found = {name: size for name, size in _SIZE.findall(head) if name}
+    if "ic" not in found or _SIZE.sub("", head):
         raise ArgumentError(TOOL, text, "mb, ic, id, ih, iw and eps with numbers, ic at least: mb8ic64ih32iw16")
     try:
         epsilon = float(found.pop("eps", _EPSILON))
@@ -221,17 +215,15 @@ def _add_post_op(values: dict[str, Any], text: str) -> None:
     """A ReLU that is applied to the result."""
     if text not in ("", "relu"):
         raise ArgumentError(TOOL, f"--attr-post-ops={text}", "none, or relu without a slope")
-    if not text:
-        return
-    if "composed" in values or values["operation"] == Operation.BACKWARD:
+    if text and values["operation"] == Operation.BACKWARD:
         raise ArgumentError(TOOL, "--attr-post-ops=relu", "none in backward, whose mask is the flag R")
-    values.setdefault("activation", Activation.RELU)
+    if text:
+        values.setdefault("activation", Activation.RELU)
 
 
 def _call(direction: str, flags: str) -> tuple[dict[str, Any], list[str]]:
     notes = []
-    if set(flags) - set("GCHSRA"):
-        strange = "".join(dict.fromkeys(c for c in flags if c not in "GCHSRA"))
+    if strange := "".join(dict.fromkeys(c for c in flags if c not in "GCHSRA")):
         raise ArgumentError(TOOL, f"--flags={flags}", f"the letters G, C, H, S, R and A, and not {strange}")
     if direction not in ("FWD_D", "FWD_I", "BWD_DW", "BWD_D"):
         raise ArgumentError(TOOL, f"--dir={direction}", "FWD_D | FWD_I | BWD_DW | BWD_D")

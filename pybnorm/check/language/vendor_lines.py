@@ -16,6 +16,7 @@ cuDNN
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from pybnorm.check.language import calls
@@ -24,17 +25,8 @@ from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError
 
 _MIOPEN_NAMES = {DataType.FLOAT32: "bnorm", DataType.FLOAT16: "bnormfp16", DataType.BFLOAT16: "bnormbfp16"}
-_CUDNN_MODES = {
-    Mode.SPATIAL: "CUDNN_BATCHNORM_SPATIAL",
-    Mode.SPATIAL_PERSISTENT: "CUDNN_BATCHNORM_SPATIAL_PERSISTENT",
-    Mode.PER_ACTIVATION: "CUDNN_BATCHNORM_PER_ACTIVATION",
-}
-_CUDNN_TYPES = {
-    DataType.FLOAT32: "CUDNN_DATA_FLOAT",
-    DataType.FLOAT64: "CUDNN_DATA_DOUBLE",
-    DataType.FLOAT16: "CUDNN_DATA_HALF",
-    DataType.BFLOAT16: "CUDNN_DATA_BFLOAT16",
-}
+_CUDNN_TYPES = {DataType.FLOAT32: "FLOAT", DataType.FLOAT64: "DOUBLE", DataType.FLOAT16: "HALF"}
+_NULL = ["NULL", "NULL"]
 
 
 def _plain(problem: Problem, *composed: str) -> bool:
@@ -84,17 +76,13 @@ def benchdnn(problem: Problem) -> str | None:
         return None
     if problem.activation not in (Activation.NONE, Activation.RELU):
         return None
-    words = ["benchdnn", "--bnorm"]
+    call = {
+        Operation.FORWARD_TRAINING: "FWD_D --flags=CH",
+        Operation.FORWARD_INFERENCE: "FWD_I --flags=GCH",
+        Operation.BACKWARD: f"BWD_DW --flags={'G' if problem.composed else ''}CH",
+    }[problem.operation]
     fused = ("A" if problem.residual else "R") if problem.activation else ""
-    words.append(
-        {
-            Operation.FORWARD_TRAINING: "--dir=FWD_D --flags=CH",
-            Operation.FORWARD_INFERENCE: "--dir=FWD_I --flags=GCH",
-            Operation.BACKWARD: f"--dir=BWD_DW --flags={'G' if problem.composed else ''}CH",
-        }[problem.operation]
-        + fused
-    )
-    words.append(f"--dt={problem.dtype.short}")
+    words = ["benchdnn", "--bnorm", f"--dir={call}{fused}", f"--dt={problem.dtype.short}"]
     if problem.layout == Layout.CHANNELS_LAST:
         words.append("--tag=axb")
     elif problem.layout == Layout.STRIDED:
@@ -112,60 +100,49 @@ def benchdnn(problem: Problem) -> str | None:
 def cudnn_call(problem: Problem) -> str | None:
     """The legacy cuDNN call as C, or None where pybnorm would refuse to make it."""
     checked(problem)
-    folded = _fold(problem)
+    folded, activated = _fold(problem), bool(problem.activation)
     if folded is None or problem.inverse or problem.composed or problem.parameter_dtype != problem.default_params:
         return None
-    if problem.activation not in (Activation.NONE, Activation.RELU) or (
-        problem.activation and problem.operation == Operation.FORWARD_INFERENCE
-    ):
+    if activated and (problem.activation != Activation.RELU or problem.operation == Operation.FORWARD_INFERENCE):
         return None
-    dims, strides = folded
-    kind = _CUDNN_TYPES[problem.dtype]
-    parameter_kind = _CUDNN_TYPES[problem.parameter_dtype]
-    spatial = dims[2:] if problem.mode == Mode.PER_ACTIVATION else (1,) * (len(dims) - 2)
-    scalar = "double" if problem.dtype == DataType.FLOAT64 else "float"
-
-    def pointer(value: float) -> str:
-        return f"&({scalar}){{{value!r}}}"
-
-    overwritten = calls.overwritten(problem)
+    overwritten, scalar = calls.overwritten(problem), "double" if problem.dtype == DataType.FLOAT64 else "float"
 
     def data(name: str) -> list[str]:
         return [f"{name}Desc", overwritten.get(name, name)]
 
-    mode = _CUDNN_MODES[problem.mode]
-    blend = [pointer(problem.alpha), pointer(problem.beta)]
-    epsilon = repr(problem.epsilon)
+    def added(name: str) -> list[str]:
+        return [] if not activated else data(name) if problem.residual else _NULL
+
+    blend = [problem.alpha, problem.beta]
+    saved = ["savedMean", "savedInvVariance"] if problem.saved else _NULL
     if problem.operation == Operation.FORWARD_TRAINING:
-        name = "cudnnBatchNormalizationForwardTraining"
-        running = ["runningMean", "runningVariance"] if problem.running else ["NULL", "NULL"]
-        saved = ["savedMean", "savedInvVariance"] if problem.saved else ["NULL", "NULL"]
-        tail = [*data("x"), *data("y"), "bnDesc", "scale", "bias", repr(problem.factor), *running, epsilon, *saved]
+        name = "ForwardTraining"
+        running = ["runningMean", "runningVariance"] if problem.running else _NULL
+        words = [*data("x"), *added("z"), *data("y"), "bnDesc", "scale", "bias", repr(problem.factor), *running]
+        words += [repr(problem.epsilon), *saved]
     elif problem.operation == Operation.FORWARD_INFERENCE:
-        name = "cudnnBatchNormalizationForwardInference"
-        tail = [*data("x"), *data("y"), "bnDesc", "scale", "bias", "estimatedMean", "estimatedVariance", epsilon]
+        name = "ForwardInference"
+        words = [*data("x"), *data("y"), "bnDesc", "scale", "bias", "estimatedMean", "estimatedVariance"]
+        words.append(repr(problem.epsilon))
     else:
-        name = "cudnnBatchNormalizationBackward"
-        blend += [pointer(problem.alpha_param), pointer(problem.beta_param)]
-        saved = ["savedMean", "savedInvVariance"] if problem.saved else ["NULL", "NULL"]
-        tail = [*data("x"), *data("dy"), *data("dx"), "bnDesc", "scale", "dscale", "dbias", epsilon, *saved]
-    if problem.activation:
+        name = "Backward"
+        blend += [problem.alpha_param, problem.beta_param]
+        words = [*data("x"), *(data("y") if activated else ()), *data("dy"), *added("dz"), *data("dx"), "bnDesc"]
+        words += ["scale", *["bias"] * activated, "dscale", "dbias", repr(problem.epsilon), *saved]
+    mode = f"CUDNN_BATCHNORM_{problem.mode.name}"
+    of_data = ", ".join(word for word in words if word.endswith("Desc") and word != "bnDesc")
+    if activated:
         name, mode = f"{name}Ex", f"{mode}, CUDNN_BATCHNORM_OPS_BN_{'ADD_' if problem.residual else ''}ACTIVATION"
-        added = data("z" if problem.operation == Operation.FORWARD_TRAINING else "dz")
-        added = added if problem.residual else ["NULL", "NULL"]
-        if problem.operation == Operation.FORWARD_TRAINING:
-            tail[2:2] = added
-        else:
-            tail[2:2] = data("y")
-            tail[6:6] = added
-            tail.insert(tail.index("scale") + 1, "bias")
-        tail += ["reluDesc", "workspace", "workspaceSize", "reserve", "reserveSize"]
-    of_data = ", ".join(word for word in tail if word.endswith("Desc") and word not in ("bnDesc", "reluDesc"))
-    descriptors = (
-        f"{of_data}: {kind} dims {_joined(dims)} strides {_joined(strides)}; "
-        f"bnDesc: {parameter_kind} dims {_joined((1, dims[1], *spatial))}"
+        words += ["reluDesc", "workspace", "workspaceSize", "reserve", "reserveSize"]
+    dims, strides, vector = folded
+    kind, parameters = (
+        f"CUDNN_DATA_{_CUDNN_TYPES.get(dtype, dtype.name)}" for dtype in (problem.dtype, problem.parameter_dtype)
     )
-    return f"{name}(handle, {', '.join([mode, *blend, *tail])}); /* {descriptors} */"
+    pointers = [f"&({scalar}){{{value!r}}}" for value in blend]
+    return (
+        f"cudnnBatchNormalization{name}(handle, {', '.join([mode, *pointers, *words])}); "
+        f"/* {of_data}: {kind} dims {dims} strides {strides}; bnDesc: {parameters} dims {vector} */"
+    )
 
 
 def vendor_lines(problem: Problem) -> dict[str, str]:
@@ -182,23 +159,16 @@ def of_case(case: str) -> dict[str, str]:
         return {}
 
 
-def _joined(sizes: tuple[int, ...]) -> str:
-    return "x".join(map(str, sizes))
-
-
-def _fold(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Dims and strides at the rank 4 or 5 that cuDNN computes at, as the binding folds them; None if it cannot."""
+def _fold(problem: Problem) -> list[str] | None:
+    """Dims, strides and the dims of a parameter at the rank 4 or 5 that cuDNN computes at; None if it cannot."""
     dims, strides = problem.dims, problem.strides
     unit = dims[1] if problem.layout == Layout.CHANNELS_LAST else 1  # stride of an axis of length 1
-    if len(dims) <= 5:
-        missing = max(0, 4 - len(dims))
-        return dims + (1,) * missing, strides + (unit,) * missing
-    inner, expected = 0, 0
-    for size, stride in reversed(list(zip(dims[2:], strides[2:], strict=True))):
-        if size == 1:
-            continue
-        if inner and stride != expected:
+    if len(dims) > 5:
+        axes = [axis for axis in zip(dims[2:], strides[2:], strict=True) if axis[0] > 1] or [(1, unit)]
+        if any(outer != size * stride for (_, outer), (size, stride) in itertools.pairwise(axes)):
             return None
-        inner = inner or stride
-        expected = stride * size
-    return (*dims[:2], math.prod(dims[2:]), 1), (*strides[:2], inner or unit, unit)
+        dims, strides = (*dims[:2], math.prod(dims[2:])), (*strides[:2], axes[-1][1])
+    missing = max(0, 4 - len(dims))
+    dims, strides = dims + (1,) * missing, strides + (unit,) * missing
+    spatial = dims[2:] if problem.mode == Mode.PER_ACTIVATION else (1,) * (len(dims) - 2)
+    return ["x".join(map(str, sizes)) for sizes in (dims, strides, (1, dims[1], *spatial))]
