@@ -13,7 +13,6 @@ from pybnorm.check.language.problem import (
     ACTIVATIONS,
     CHOICES,
     COMPOSED,
-    COMPOSED_OPTIONS,
     DATA_TYPES,
     FILLS,
     FLAGS,
@@ -72,7 +71,6 @@ def cases(context: click.Context, parameter: click.Parameter, incomplete: str) -
     """A case whose last word, of those that its place has, is completed."""
     before, comma, last = incomplete.rpartition(",")
     tokens = before.split(",") if comma else []
-    options = {word: OPTIONS[operation] for word, operation in OPERATIONS.items()} | COMPOSED_OPTIONS
     places = [[*OPERATIONS, *COMPOSED], list(MODES), list(DATA_TYPES), list(LAYOUTS)]
     words: Iterable[str] = ()
     name, equals, values = last.partition("=")
@@ -85,7 +83,7 @@ def cases(context: click.Context, parameter: click.Parameter, incomplete: str) -
         words = _values(name)
     elif len(tokens) > len(places):
         given = {token.partition("=")[0] for token in tokens[5:]}
-        words = [f"{name}=" for name in options.get(tokens[0].partition("/")[0], ()) if name not in given]
+        words = [f"{name}=" for name in OPTIONS.get(tokens[0].partition("/")[0], ()) if name not in given]
     return [CompletionItem(head + word) for word in words if word.startswith(rest)]
 
 

@@ -10,7 +10,7 @@ from tables import table
 
 from pybnorm.check.language import lines as language
 from pybnorm.check.language.lines import packaged_suites
-from pybnorm.check.language.problem import FILLS, OPTIONS, Problem
+from pybnorm.check.language.problem import FILLS, OPERATIONS, OPTIONS, Problem
 from pybnorm.enums import DataType, Layout, Mode, Operation
 
 GENERAL = (
@@ -92,7 +92,8 @@ def test_the_standard_suite_has_1500_cases_that_a_backend_of_two_dtypes_computes
 
 def test_the_standard_suite_covers_every_combination():
     suite = load_suite("standard")
-    for operation, options in OPTIONS.items():
+    for word, operation in OPERATIONS.items():
+        options = OPTIONS[word]
         for dtype in DataType:
             own = [p for p in suite if p.operation == operation and p.dtype == dtype]
             where = (operation, dtype)
@@ -203,14 +204,14 @@ def test_a_network_is_asked_for_every_operation_dtype_and_layout_of_frameworks(n
     )
     for dims in {p.dims for p in suite}:
         own = {(p.operation, p.dtype, p.layout) for p in suite if p.dims == dims and p.mode == Mode.SPATIAL}
-        assert own == {(o, d, layout) for o in OPTIONS for d in dtypes for layout in layouts}
+        assert own == {(o, d, layout) for o in OPERATIONS.values() for d in dtypes for layout in layouts}
         assert math.prod(dims) < 8e6
 
 
 def test_the_fence_suite_has_both_ends_and_every_alignment():
     suite = load_suite("fence")
     assert all(p.fence for p in suite)
-    for operation in OPTIONS:
+    for operation in OPERATIONS.values():
         for dtype in (DataType.FLOAT32, DataType.BFLOAT16):
             own = [p for p in suite if p.operation == operation and p.dtype == dtype]
             assert {p.fence for p in own} == {"start", "end"}

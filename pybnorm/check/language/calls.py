@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from pybnorm import _core
-from pybnorm.check.language.problem import Problem
-from pybnorm.enums import Activation, Mode, Operation
+from pybnorm.check.language.problem import LIMITS, OPERATIONS, Problem
+from pybnorm.check.language.problem import OPTIONS as LINE_OPTIONS
+from pybnorm.enums import Mode, Operation
 
-METHODS = {
-    Operation.FORWARD_TRAINING: "forward_training",
-    Operation.FORWARD_INFERENCE: "forward_inference",
-    Operation.BACKWARD: "backward",
-}
+METHODS = {operation: operation.name.lower() for operation in OPERATIONS.values()}
 """Of `pybnorm.Handle`."""
 
 
@@ -29,13 +26,10 @@ class Tensor(NamedTuple):
     """What the call must have for it: "always", or the field of a problem that says so."""
 
 
-_WRITTEN = {
-    **{"y": "prior", "dx": "prior", "dscale": "prior_scale", "dbias": "prior_bias"},
-    **{"running_mean": "mean", "running_variance": "variance"},
-}
-"""Fields with what a written tensor holds before the call, where it is read then."""
 _READ = {"running_mean": "mean", "running_variance": "variance"}
-"""Fields of tensors that are only read, where they have another name."""
+"""Fields of tensors that are read, where they have another name."""
+_WRITTEN = {"y": "prior", "dx": "prior", "dscale": "prior_scale", "dbias": "prior_bias"} | _READ
+"""Fields with what a written tensor holds before the call, where it is read then."""
 _INVERSE = {"running_mean": "saved_mean", "running_variance": "saved_inv_variance"}
 """Fields of the statistics of inference from the inverse standard deviation."""
 _PLAIN = ("always", "running", "saved")
@@ -60,18 +54,22 @@ EVERY = {operation: _table(operation) for operation in METHODS}
 """Tensors of each operation."""
 TENSORS = {operation: tuple(t for t in rows if t.when in _PLAIN) for operation, rows in EVERY.items()}
 """Tensors of each operation without an activation, in the order of the method's arguments."""
-_COMMON = {"mode": "mode", "epsilon": "eps"}
-OPTIONS = {
-    Operation.FORWARD_TRAINING: _COMMON | {"alpha": "alpha", "beta": "beta", "exponential_average_factor": "factor"},
-    Operation.FORWARD_INFERENCE: _COMMON | {"alpha": "alpha", "beta": "beta"},
-    Operation.BACKWARD: _COMMON
-    | {"alpha": "alpha", "beta": "beta", "alpha_param": "alpha_param", "beta_param": "beta_param"},
-}
+_KEYWORDS = {name: name for name in ("alpha", "beta", "alpha_param", "beta_param")}
+_KEYWORDS |= {"epsilon": "eps", "exponential_average_factor": "factor"}
+"""Keywords of calls, with the field of a problem that has the value."""
+
+
+def _keywords(word: str, *others: str) -> dict[str, str]:
+    """The keywords of the call of an operation."""
+    own = {keyword: field for keyword, field in _KEYWORDS.items() if field in LINE_OPTIONS[word]}
+    return {name: name for name in others} | own
+
+
+OPTIONS = {operation: _keywords(word, "mode") for word, operation in OPERATIONS.items()}
 """Keywords of each operation's method, with the field of a problem that has the value."""
 STATED = {
-    Operation.FORWARD_TRAINING: ("running", "saved"),
-    Operation.FORWARD_INFERENCE: (),
-    Operation.BACKWARD: ("saved",),
+    operation: tuple(name for name in ("running", "saved") if name in LINE_OPTIONS[word])
+    for word, operation in OPERATIONS.items()
 }
 """Keywords of each operation's plan that say which statistics its calls have, and fields of a problem."""
 
@@ -84,53 +82,41 @@ class _Composed(NamedTuple):
     options: dict[str, str]
 
 
-def _composed(name: str, read: str, written: str, *options: str) -> _Composed:
-    """One row: tensors as ``name`` or ``name=field``, options as `OPTIONS` has them."""
-    every = OPTIONS[Operation.FORWARD_TRAINING] | OPTIONS[Operation.BACKWARD]
-    every |= {name: name for name in ("count", "counts", "shares")}
-    rows = [(*pair.partition("=")[::2], False) for pair in read.split()]
-    rows += [(*pair.partition("=")[::2], True) for pair in written.split()]
-    return _Composed(
-        name,
-        tuple(
-            Tensor(
-                tensor,
-                tensor in _DATA,
-                result,
-                field or (_WRITTEN.get(tensor, "") if result else tensor),
-                "running" if tensor.startswith("running") else "always",
-            )
-            for tensor, field, result in rows
-        ),
-        {keyword: every[keyword] for keyword in options},
-    )
-
-
 _DATA = ("x", "dy", "y", "dx", "means", "m2s")
+
+
+def _composed(word: str, name: str, read: str, written: str, *others: str) -> _Composed:
+    """One row: tensors as ``name`` or ``name=field``, and keywords that no option of a line has."""
+    rows = [(*pair.partition("=")[::2], pairs is written) for pairs in (read, written) for pair in pairs.split()]
+    tensors = (
+        Tensor(
+            tensor,
+            tensor in _DATA,
+            result,
+            field or (_WRITTEN.get(tensor, "") if result else tensor),
+            "running" if tensor.startswith("running") else "always",
+        )
+        for tensor, field, result in rows
+    )
+    return _Composed(name, tuple(tensors), _keywords(word, *others))
+
+
 _GIVEN = "mean=saved_mean inv_variance=saved_inv_variance"
-_BLEND = ("alpha", "beta")
-_GRADIENTS = "x dy scale mean variance", "dx dscale dbias", *_BLEND, "alpha_param", "beta_param", "epsilon"
+_FROZEN = "x dy scale mean variance", "dx dscale dbias"
+_GATHERED = "mean variance inv_variance running_mean running_variance"
+_TRAINED = "y running_mean running_variance saved_mean saved_inv_variance"
 COMPOSED = {
-    "frozen": _composed("backward_frozen", *_GRADIENTS),
-    "training_grad": _composed("training_grad", *_GRADIENTS),
-    "backward_reduce": _composed("backward_reduce", f"x dy {_GIVEN}", "sum_dy sum_dy_xmu dscale dbias"),
-    "backward_elemt": _composed("backward_elemt", f"x dy scale {_GIVEN} sum_dy sum_dy_xmu", "dx", *_BLEND, "count"),
-    "elemt": _composed("elemt", f"x scale bias {_GIVEN}", "y", *_BLEND),
-    "gather_stats": _composed(
-        "gather_stats",
-        "means=x m2s",
-        "mean variance inv_variance running_mean running_variance",
-        *("counts", "epsilon", "exponential_average_factor"),
-    ),
-    "sync_train": _composed(
-        "sync_train",
-        "x scale bias",
-        "y running_mean running_variance saved_mean saved_inv_variance",
-        *(*_BLEND, "epsilon", "exponential_average_factor", "shares"),
-    ),
-    "sync_backward": _composed(
-        "sync_backward", "x dy scale saved_mean saved_inv_variance", "dx dscale dbias", *_BLEND, "shares"
-    ),
+    word: _composed(word, *row)
+    for word, *row in (
+        ("frozen", "backward_frozen", *_FROZEN),
+        ("training_grad", "training_grad", *_FROZEN),
+        ("backward_reduce", "backward_reduce", f"x dy {_GIVEN}", "sum_dy sum_dy_xmu dscale dbias"),
+        ("backward_elemt", "backward_elemt", f"x dy scale {_GIVEN} sum_dy sum_dy_xmu", "dx", "count"),
+        ("elemt", "elemt", f"x scale bias {_GIVEN}", "y"),
+        ("gather_stats", "gather_stats", "means=x m2s", _GATHERED, "counts"),
+        ("sync_train", "sync_train", "x scale bias", _TRAINED, "shares"),
+        ("sync_backward", "sync_backward", "x dy scale saved_mean saved_inv_variance", "dx dscale dbias", "shares"),
+    )
 }
 """The call of each composed operation."""
 _WORKSPACE = ("mode", "alpha", "beta", "alpha_param", "beta_param", "epsilon", "running", "saved")
@@ -195,13 +181,8 @@ def options(problem: Problem) -> dict[str, Any]:
 
 def activation_options(problem: Problem) -> dict[str, Any]:
     """The activation as `pybnorm.Handle` takes it."""
-    if not problem.activation:
-        return {}
-    limits = {"activation_low": problem.low, "activation_high": problem.high}
-    had = {Activation.CLIPPED_RELU: ("activation_high",), Activation.CLAMP: ("activation_low", "activation_high")}.get(
-        problem.activation, ()
-    )
-    return {"activation": problem.activation, **{name: limits[name] for name in had}}
+    limits = {f"activation_{n}": getattr(problem, n) for n, kinds in LIMITS.items() if problem.activation in kinds}
+    return {"activation": problem.activation} | limits if problem.activation else {}
 
 
 def workspace_options(problem: Problem) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from pybnorm._arrays import numpy_dtype
 from pybnorm.check.language import activations, calls
 from pybnorm.check.language.fills import GUARD, KINDS, Chunk, Kind, exact_means, paired_size, reach, round_to
 from pybnorm.check.language.generator import uniform
-from pybnorm.check.language.problem import FILE, OPTIONS, Problem, checked
+from pybnorm.check.language.problem import FILE, Problem, checked
 from pybnorm.enums import DataType, Operation
 from pybnorm.errors import ArgumentError
 from pybnorm.reference.namespaces import Array, Namespace
@@ -269,7 +269,7 @@ def _check_names(problem: Problem, allowed: dict[str, Any], members: Collection[
             ("running", ("running_mean", "running_variance")),
             ("saved", ("saved_mean", "saved_inv_variance")),
         ):
-            if set(pair) <= set(left) and option in OPTIONS[problem.operation]:
+            if set(pair) <= set(left) and option in problem.options:
                 hints.append(f"{option}=0 in the case is without {' and '.join(pair)}")
         hint = f" ({'; '.join(hints)})" if hints else ""
         raise ArgumentError("data", f"{problem.data} {what}", f"an archive with {needed} for {problem.word}{hint}")

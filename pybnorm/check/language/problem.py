@@ -73,15 +73,12 @@ _COMMON = (
     *("fill", "data", "kappa", "magnitude", "scale", "alpha", "beta", "eps", "params", "algorithm", "inplace"),
     *("activation", "low", "high", "residual", "misalign", "fence", "bitwise", "repeats", "streams", "seed"),
 )
-OPTIONS = {
-    Operation.FORWARD_TRAINING: (*_COMMON, "running", "unbiased", "old", "saved", "factor"),
-    Operation.FORWARD_INFERENCE: (*_COMMON, "inverse"),
-    Operation.BACKWARD: (*_COMMON, "alpha_param", "beta_param", "saved", "sign"),
-}
-"""Which options each operation has."""
 _PLAIN = ("fill", "data", "kappa", "magnitude", "params", "misalign", "fence", "bitwise", "repeats", "streams", "seed")
 _BLENDED = (*_PLAIN, "scale", "alpha", "beta")
-COMPOSED_OPTIONS = {
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "train": (*_COMMON, "running", "unbiased", "old", "saved", "factor"),
+    "infer": (*_COMMON, "inverse"),
+    "backward": (*_COMMON, "alpha_param", "beta_param", "saved", "sign"),
     **dict.fromkeys(("frozen", "training_grad"), (*_BLENDED, "alpha_param", "beta_param", "eps")),
     "backward_reduce": (*_PLAIN, "sign"),
     "backward_elemt": (*_BLENDED, "sign"),
@@ -90,17 +87,13 @@ COMPOSED_OPTIONS = {
     "sync_train": (*_BLENDED, "running", "old", "factor", "eps", "ranks"),
     "sync_backward": (*_BLENDED, "sign", "ranks"),
 }
-"""Which options each composed operation has."""
+"""Which options each operation has."""
 
 FLAGS = ("running", "unbiased", "saved", "inplace", "residual", "bitwise", "inverse")
 """Options that are 0 or 1."""
-SEED_MAX = 2**64 - 1
+_RANGES = {"misalign": (0, 63), "repeats": (1, 1000), "streams": (1, 8), "ranks": (2, 8), "seed": (0, 2**64 - 1)}
 RANDOM = "random"
 """The seed of a line that draws one."""
-MISALIGN_MAX = 63
-REPEATS_MAX = 1000
-STREAMS_MAX = 8
-RANKS_MAX = 8
 
 _ORDER = (
     *("fill", "data", "kappa", "magnitude", "scale", "alpha", "beta", "alpha_param", "beta_param"),
@@ -272,7 +265,7 @@ class Problem:
             object.__setattr__(self, name, value)
 
         put("operation", _arguments.operation(self.operation))
-        if self.operation not in OPTIONS:
+        if self.operation not in OPERATIONS.values():
             raise ArgumentError("operation", self.operation, _choice(OPERATIONS))
         put("mode", _arguments.mode(self.mode))
         put("dtype", _arguments.data_type(self.dtype))
@@ -327,11 +320,8 @@ class Problem:
         if self.mode == Mode.SPATIAL_PERSISTENT:
             raise ArgumentError("mode", "persistent", f"spatial | peract for {name}, which is of several calls")
         put("inverse", name == "elemt")
-        if name == "gather_stats":
-            self._check_gathered()
-
-    def _check_gathered(self) -> None:
-        """Check a case whose arrays are matrices of statistics."""
+        if name != "gather_stats":
+            return
         if len(self.dims) != 2:
             raise ArgumentError("dims", "x".join(map(str, self.dims)), "RxC for gather_stats: ranks and statistics")
         if self.mode != Mode.SPATIAL:
@@ -343,7 +333,10 @@ class Problem:
 
     def _check_activation(self, put: Callable[[str, object], None]) -> None:
         kind = _arguments.activation_kind(self.activation)
-        low, high = _limits(kind, self.low, self.high)
+        low, high = (  # those by default where none is given; 0 is as none for an activation that has no such limit
+            default if value is None or (default is None and type(value) in (int, float) and not value) else value
+            for value, default in ((getattr(self, name), limits.get(kind)) for name, limits in LIMITS.items())
+        )
         try:
             _, bottom, top = _arguments.activation(kind, low, high, self.dtype)
         except ArgumentError as error:
@@ -414,7 +407,7 @@ class Problem:
     @property
     def options(self) -> tuple[str, ...]:
         """Options of its operation."""
-        return COMPOSED_OPTIONS[self.composed] if self.composed else OPTIONS[self.operation]
+        return OPTIONS[self.word]
 
     @property
     def takes_variance(self) -> bool:
@@ -517,13 +510,10 @@ class Problem:
 
     @functools.cached_property
     def _line(self) -> str:
-        tokens = [
-            self.word,
-            next(word for word, mode in MODES.items() if mode == self.mode),
-            self.dtype.short,
-            self._layout_token(),
-            "x".join(map(str, self.dims)),
-        ]
+        packed = [w for w, layout in LAYOUTS.items() if self.strides == _arguments.packed_strides(self.dims, layout)]
+        layout = packed[0] if packed else "strides=" + "x".join(map(str, self.strides))
+        mode = next(word for word, mode in MODES.items() if mode == self.mode)
+        tokens = [self.word, mode, self.dtype.short, layout, "x".join(map(str, self.dims))]
         derived = self._derived()
         for name in _ordered(self.options)[0]:
             value = getattr(self, name)
@@ -541,12 +531,6 @@ class Problem:
             "params": self.default_params,
             **{name: limits.get(self.activation, 0.0) for name, limits in LIMITS.items()},
         }
-
-    def _layout_token(self) -> str:
-        for word, layout in LAYOUTS.items():
-            if self.strides == _arguments.packed_strides(self.dims, layout):
-                return word
-        return "strides=" + "x".join(map(str, self.strides))
 
     @classmethod
     def parse(cls, line: str) -> Problem:
@@ -574,7 +558,7 @@ class Problem:
         else:
             order = _word(layout, "layout", LAYOUTS, also="strides=AxBx...")
             values["strides"] = _arguments.packed_strides(_arguments.dims(values["dims"]), order)
-        allowed = COMPOSED_OPTIONS[tokens[0]] if values["composed"] else OPTIONS[operation]
+        allowed = OPTIONS[tokens[0]]
         for token in tokens[5:]:
             name, equals, text = token.partition("=")
             if not equals or name not in allowed:
@@ -635,50 +619,24 @@ def _number(text: str, argument: str) -> float:
         raise ArgumentError(argument, text, "a number") from None
 
 
-_RANGES = {
-    "misalign": (0, MISALIGN_MAX),
-    "repeats": (1, REPEATS_MAX),
-    "streams": (1, STREAMS_MAX),
-    "ranks": (2, RANKS_MAX),
-    "seed": (0, SEED_MAX),
-}
-
-
 def _integer(text: str, argument: str) -> int:
     if not _is_integer(text):
         raise ArgumentError(argument, text, f"an integer from {_RANGES[argument][0]} to {_RANGES[argument][1]}")
     return int(text)
 
 
-def _limits(kind: Activation, low: float | None, high: float | None) -> tuple[float | None, float | None]:
-    """The limits of an activation, those by default where None is given; None for one that it does not have."""
-    given = {"low": low, "high": high}
-    default = {name: limits.get(kind) for name, limits in LIMITS.items()}
-    low, high = (
-        default[name]
-        if value is None or (default[name] is None and type(value) in (int, float) and not value)
-        else value
-        for name, value in given.items()
-    )
-    return low, high
-
-
-def _flag(text: str, argument: str) -> bool:
+def _flag(text: str, argument: str) -> bool | str:
+    if argument == "saved" and text == "variance":
+        return text
     if text not in ("0", "1"):
-        raise ArgumentError(argument, text, "0 (absent) or 1 (given)")
+        more = " or variance (the variance in place of 1/sigma)" if argument == "saved" else ""
+        raise ArgumentError(argument, text, f"0 (absent) or 1 (given){more}")
     return text == "1"
-
-
-def _saved(text: str, argument: str) -> bool | str:
-    if text not in ("0", "1", "variance"):
-        raise ArgumentError(argument, text, "0 (absent), 1 (given) or variance (the variance in place of 1/sigma)")
-    return text if text == "variance" else text == "1"
 
 
 _READERS: dict[str, Callable[[str, str], Any]] = dict.fromkeys(_ORDER, _number) | {
     **dict.fromkeys(("fill", "data", "algorithm", *CHOICES), lambda text, _: text),
     **dict.fromkeys(FLAGS, _flag),
-    "saved": _saved,
     "params": lambda text, argument: _word(text, argument, DATA_TYPES),
     "activation": lambda text, argument: _word(text, argument, ACTIVATIONS),
     **dict.fromkeys(_RANGES, _integer),
