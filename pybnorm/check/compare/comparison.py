@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 import itertools
 import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,25 +130,24 @@ class Side:
 
     run: Run
     info: BackendInfo
+    results: dict[str, CaseResult]
+    """By case; if the nodes of the run had several libraries of the backend, those of this one."""
 
     @property
     def name(self) -> str:
         """A name such as ``B:cudnn``; with the library's id if the nodes of a run had several."""
         return f"{self.run.name}:{label(self.info, self.run.backends.values())}"
 
-    def has(self, result: CaseResult) -> bool:
-        """Say whether a result is this side's."""
-        return result.backend == self.info.backend and (self.alone or result.library == self.info.id)
 
-    @functools.cached_property
-    def alone(self) -> bool:
-        """True where all nodes of the run had this library."""
-        return sum(info.backend == self.info.backend for info in self.run.backends.values()) == 1
-
-    def result(self, case: str) -> CaseResult | None:
-        """The case's result, if the side has it."""
-        result = self.run.results.get((self.info.backend, case))
-        return result if result is not None and self.has(result) else None
+def _sides(runs: Iterable[Run]) -> Iterator[Side]:
+    for run in runs:
+        counts = Counter(info.backend for info in run.backends.values())
+        for info in run.backends.values():
+            own = {case: result for (backend, case), result in run.results.items() if backend == info.backend}
+            if counts[info.backend] > 1:
+                own = {case: result for case, result in own.items() if result.library == info.id}
+            if own:
+                yield Side(run, info, own)
 
 
 def read(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
@@ -400,14 +398,13 @@ def compare(
     `progress` is called with the number of finished cases and of all cases. With `allow_known`, known defects do not
     make the exit status 1. Raises ArgumentError: an output file is damaged.
     """
-    sides = [Side(run, info) for run in runs for info in run.backends.values()]
-    sides = [side for side in sides if any(side.has(r) for r in side.run.results.values())]
+    sides = list(_sides(runs))
     lines = list(dict.fromkeys(case for run in runs for _, case in run.results))
     pairs: list[CasePair] = []
     alone: list[Alone] = []
     for number, case in enumerate(lines):
         progress(number, len(lines))
-        present = {side: result for side in sides if (result := side.result(case)) is not None}
+        present = {side: side.results[case] for side in sides if case in side.results}
         found, disagreements = _case(case, present)
         for pair in found:
             pair.allowed = allow_known and not pair.good and pair.by_known_defects
@@ -442,20 +439,16 @@ def _lost(runs: Sequence[Run]) -> tuple[list[Lost], list[str]]:
             info = next((i for i in second.backends.values() if i.backend == backend), None)
             if info is None:  # it was not asked for
                 continue
+            reason, missing = "were not run there: it is not complete", 0
             if info.problem:
-                reason = f"could not run there: {info.problem}"
-                missing = len(cases)
+                reason, missing = f"could not run there: {info.problem}", len(cases)
             elif not second.complete:
-                reason = "were not run there: it is not complete"
                 missing = sum((backend, case) not in second.results for case in cases)
-            else:
-                continue
-            if not missing:
-                continue
-            if same_machine or not (now.keys() - before.keys()):
-                lost.append(Lost(backend, first.name, second.name, missing, reason))
-            else:
-                notices.append(lost_text(Lost(backend, first.name, second.name, missing, reason)))
+            item = Lost(backend, first.name, second.name, missing, reason)
+            if missing and (same_machine or not (now.keys() - before.keys())):
+                lost.append(item)
+            elif missing:
+                notices.append(lost_text(item))
     return lost, notices
 
 
@@ -516,14 +509,13 @@ class _Outputs:
     def pair(self, first: Side, second: Side, output: str) -> OutputPair:
         one, two = self._tier(first, output), self._tier(second, output)
         if self.digests[first][output] == self.digests[second][output]:
-            verdict = next((v for v in self.results[first].verdicts if v.output == output), None)
-            return OutputPair(output, Outcome.EQUAL, verdict.elements if verdict else 0, classes=(one.name, two.name))
+            elements = next((v.elements for v in self.results[first].verdicts if v.output == output), 0)
+            return OutputPair(output, Outcome.EQUAL, elements, classes=(one.name, two.name))
         if self._expected is None:
             assert self.problem is not None
             self._expected = expect(self.problem, generate(self.problem))
-        return compare_outputs(
-            self._expected, output, (self._array(first, output), self._array(second, output)), (one, two)
-        )
+        values = self._array(first, output), self._array(second, output)
+        return compare_outputs(self._expected, output, values, (one, two))
 
     def _tier(self, side: Side, output: str) -> Tier:
         assert self.problem is not None
@@ -634,8 +626,6 @@ def _connected(edges: Mapping[frozenset[str], bool]) -> list[list[str]]:
 
 def _summary(first: Side, second: Side, cases: Iterable[CasePair]) -> Pair:
     own = [c for c in cases if (c.first, c.second) == (first.name, second.name)]
-    lines = [[case for (_, case), r in side.run.results.items() if side.has(r)] for side in (first, second)]
-    both = set(lines[0]) & set(lines[1])
     passed = [c for c in own if all(s.correct for s in c.statuses)]
     outputs = [o for c in own for o in c.outputs]
     return Pair(
@@ -649,8 +639,8 @@ def _summary(first: Side, second: Side, cases: Iterable[CasePair]) -> Pair:
         first_nearer=sum(o.first_nearer for o in outputs),
         second_nearer=sum(o.second_nearer for o in outputs),
         ratio=max((o.ratio for o in outputs), default=0.0),
-        only_first=[case for case in lines[0] if case not in both],
-        only_second=[case for case in lines[1] if case not in both],
+        only_first=[case for case in first.results if case not in second.results],
+        only_second=[case for case in second.results if case not in first.results],
         same_bits=sum(bool(c.outputs) and not any(o.different for o in c.outputs) for c in own),
         other_bits=sum(any(o.different for o in c.outputs) for c in own),
     )
@@ -710,9 +700,8 @@ def compare_outputs(
         pair.unjudged += int(np.count_nonzero(~judged & ~same))
         pair.first_nearer += int(np.count_nonzero(judged & (errors[0] < errors[1])))
         pair.second_nearer += int(np.count_nonzero(judged & (errors[1] < errors[0])))
-        ratio = np.where(certain, ratio, 0.0)
-        pair.ratio = max(pair.ratio, float(ratio.max(initial=0.0)))
-        _remember(pair.worst, part.index, right, one, two, total, ratio)
+        _remember(pair.worst, part.index, right, one, two, total, np.where(certain, ratio, 0.0))
+    pair.ratio = pair.worst[0].ratio if pair.worst else 0.0
     if pair.over:
         pair.outcome = Outcome.BEYOND
     elif pair.undecided:
@@ -722,24 +711,16 @@ def compare_outputs(
     return pair
 
 
-def _remember(
-    worst: list[Difference],
-    place: tuple[slice, ...],
-    right: Array,
-    first: Array,
-    second: Array,
-    bound: Array,
-    ratio: Array,
-) -> None:
-    """Merge a block's largest ratios into the list of worst points."""
+def _remember(worst: list[Difference], place: tuple[slice, ...], *numbers: Array) -> None:
+    """Merge a block's largest ratios, the last of its numbers, into the list of worst points."""
+    ratio = numbers[-1]
     flat = ratio.ravel()
     chosen = np.argpartition(flat, -WORST_POINTS)[-WORST_POINTS:] if flat.size > WORST_POINTS else np.arange(flat.size)
     for i in chosen:
         if flat[i] > 0:
             local = np.unravel_index(int(i), ratio.shape)
             index = tuple(int(k) + s.start for k, s in zip(local, place, strict=True))
-            numbers = (float(array[local]) for array in (right, first, second, bound, ratio))
-            worst.append(Difference(index, *numbers))
+            worst.append(Difference(index, *(float(array[local]) for array in numbers)))
     worst.sort(key=lambda point: -point.ratio)
     del worst[WORST_POINTS:]
 

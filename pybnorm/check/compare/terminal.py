@@ -131,17 +131,17 @@ def _print_beyond(console: Console, comparison: Comparison, verbose: bool) -> No
         console.print(Text.assemble((case.outcome.value, style), ", allowed" if case.allowed else "", names))
         for side, reason in zip((case.first, case.second), case.reasons, strict=True):
             if reason and case.outcome == Outcome.DIFFER:
-                console.print(f"  {side}: {reason}", markup=False, highlight=False, soft_wrap=True)
+                console.print(f"  {side}: {reason}", soft_wrap=True)
         for output in case.outputs:
             if not output.outcome.good:
                 _print_output(console, case, output, None if verbose else POINTS)
     if len(bad) > SHOWN and not verbose:
-        console.print(f"and {len(bad) - SHOWN} more; all with -v, --json or --html", highlight=False)
+        console.print(f"and {len(bad) - SHOWN} more; all with -v, --json or --html")
 
 
 def _print_output(console: Console, case: CasePair, output: OutputPair, most: int | None) -> None:
     text = f"  {output.output}: {output_text(output)}"
-    console.print(text, markup=False, highlight=False)
+    console.print(text)
     if output.worst:
         titles = ("index", "reference", case.first, case.second, f"bound ({'+'.join(output.classes)})", "ratio")
         print_points(console, titles, map(difference_cells, output.worst[:most]))
@@ -159,7 +159,7 @@ def _print_alone(console: Console, comparison: Comparison, verbose: bool) -> Non
         table.add_row(Text(item.alone or "no single one", "bold"), item.output, groups, Text(item.case))
     console.print(table)
     if any(item.alone == REFERENCE for item in comparison.alone):
-        console.print(REFERENCE_ALONE, highlight=False)
+        console.print(REFERENCE_ALONE)
 
 
 def _print_list(console: Console, title: str, lines: Sequence[str], verbose: bool, style: str = "") -> None:
@@ -167,6 +167,6 @@ def _print_list(console: Console, title: str, lines: Sequence[str], verbose: boo
         return
     console.print(Text(f"  {title}", style))
     for line in lines if verbose else lines[:SHOWN]:
-        console.print(f"    {line}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"    {line}", soft_wrap=True)
     if len(lines) > SHOWN and not verbose:
-        console.print(f"    and {len(lines) - SHOWN} more; all with -v or --json", highlight=False)
+        console.print(f"    and {len(lines) - SHOWN} more; all with -v or --json")

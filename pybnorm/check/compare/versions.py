@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from pybnorm.check.judging.bounds import Status
 from pybnorm.check.judging.results import CaseResult, cases_text, cell_text, to_json, version_text, worst_verdict
 from pybnorm.check.language.lines import load_suite, packaged_suites
 from pybnorm.check.report.conclusions import known_text
+from pybnorm.check.report.markdown import table
 from pybnorm.check.run import archive
 from pybnorm.errors import ArgumentError
 
@@ -163,35 +164,33 @@ def _told(found: Matrix) -> str:
 
 def markdown(found: Matrix) -> str:
     """Tables of the versions, of the suites, and of the cases that are not correct on all, or differ."""
+    return "\n".join(_lines(found))
+
+
+def _lines(found: Matrix) -> Iterator[str]:
     names = [v.name for v in found.versions]
-    rows = [["version", "machine", "cases", *(s.value for s in _COLUMNS), "others"]]
+    yield from (f"- {sentence}" for sentence, _ in sentences(found))
+    yield ""
+    rows = []
     for version in found.versions:
         counts = version.counts
-        others = ", ".join(
-            f"{n} {status.value}{version.known(status)}" for status, n in counts.items() if status not in _COLUMNS
-        )
+        others = (f"{n} {s.value}{version.known(s)}" for s, n in counts.items() if s not in _COLUMNS)
         row = [version.name, version.machine, str(len(version.results)), *(str(counts.get(s, 0)) for s in _COLUMNS)]
-        rows.append([*row, others or "0"])
-    parts = ["\n".join(f"- {sentence}" for sentence, _ in sentences(found)), _table(rows)]
+        rows.append([*row, ", ".join(others) or "0"])
+    yield from table(["version", "machine", "cases", *(s.value for s in _COLUMNS), "others"], rows)
     if found.suites:
-        shares = [[name, *map(str, own)] for name, own in found.suites.items()]
-        parts += ["Correct cases, of those that were not refused, by suite:", _table([["suite", *names], *shares])]
+        yield from ("Correct cases, of those that were not refused, by suite:", "")
+        yield from table(["suite", *names], ([name, *map(str, own)] for name, own in found.suites.items()))
     if not found.lines:
-        return "\n\n".join([*parts, f"{_told(found)} No change: every case is correct on all."]) + "\n"
-    parts.append(
-        f"{_told(found)} Cases that are wrong on a version, or have another status, with the worst error / bound:"
-    )
-    lines = [
+        yield from (f"{_told(found)} No change: every case is correct on all.", "")
+        return
+    yield f"{_told(found)} Cases that are wrong on a version, or have another status, with the worst error / bound:"
+    yield ""
+    lines = (
         [f"`{line.case}`", *map(worst, line.results), line.first_bad or "-", line.first_good or "-"]
         for line in found.lines
-    ]
-    parts.append(_table([["case", *names, "first bad", "first good after it"], *lines]))
-    return "\n\n".join(parts) + "\n"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    head, *others = rows
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *others))
+    )
+    yield from table(["case", *names, "first bad", "first good after it"], lines)
 
 
 def document(found: Matrix) -> dict[str, Any]:

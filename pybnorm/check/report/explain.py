@@ -96,36 +96,21 @@ def explain(problem: Problem, expected: Expected, outputs: Mapping[str, Array]) 
 def _shown(expected: Expected, verdict: Verdict, got: Array, record: Record) -> Shown:
     name = verdict.output
     classes = tiers(expected.problem, name)
-    return Shown(
-        output=name,
-        status=verdict.status,
-        decided_by=verdict.tier,
-        size=size_text(verdict),
-        where=verdict.where,
-        note=verdict.note,
-        noticed=verdict.noticed,
-        classes=[_held(expected, name, got, tier) for tier in classes if tier.name in verdict.ratios],
-        not_needed=[tier.name for tier in classes if tier.name not in verdict.ratios],
-        excuse=record.excuses.get(name, ""),
-        roundings=record.roundings.get(name, ""),
-    )
+    tried = [tier for tier in classes if tier.name in verdict.ratios]
+    others = [tier.name for tier in classes if tier.name not in verdict.ratios]
+    said = size_text(verdict), verdict.where, verdict.note, verdict.noticed
+    held = [_held(expected, name, got, tier) for tier in tried]
+    why = record.excuses.get(name, ""), record.roundings.get(name, "")
+    return Shown(name, verdict.status, verdict.tier, *said, held, others, *why)
 
 
 def _held(expected: Expected, output: str, got: Array, tier: Tier) -> Held:
     tally = compare(expected, output, got, (tier,))
     worst = tally.worst[0] if tally.worst else None
     index = worst.index if worst else (0,) * len(expected.shape(output))
-    return Held(
-        name=tier.name,
-        h=tier.h,
-        gives=tier.status.value,
-        ratio=tally.ratio,
-        over=tally.over,
-        undecided=tally.undecided,
-        noticed=tally.noticed if math.isfinite(tally.noticed) else 0.0,
-        worst=worst,
-        terms=terms(expected, output, index, tier),
-    )
+    noticed = tally.noticed if math.isfinite(tally.noticed) else 0.0
+    counts = tally.ratio, tally.over, tally.undecided
+    return Held(tier.name, tier.h, tier.status.value, *counts, noticed, worst, terms(expected, output, index, tier))
 
 
 def explain_line(opener: Callable[[str], Session], backend: str, case: str) -> tuple[CaseResult, Explanation | None]:

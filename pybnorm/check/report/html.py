@@ -203,35 +203,23 @@ def render(template: str, **values: Any) -> str:
     import jinja2
     from markupsafe import Markup, escape
 
-    place = jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.PackageLoader("pybnorm.check.report"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    for name in ("heat_map", "strips", "data"):
-        if name in values:
-            values[name] = Markup(values[name])
-    words = {
-        "ratio_text": ratio_text,
-        "verdict_text": verdict_text,
-        "version_text": version_text,
-        "unrecorded": unrecorded,
-        "cases_text": cases_text,
-    }
+    values |= {name: Markup(values[name]) for name in ("heat_map", "strips", "data") if name in values}
+    words: dict[str, Any] = {f.__name__: f for f in (ratio_text, version_text, unrecorded, cases_text)}
     words["breakable"] = lambda case: escape(case).replace(",", Markup(",<wbr>"))  # a line may end behind each word
-    return place.get_template(template).render(colours=plots.COLOURS, **words, **values)
+    return templates.get_template(template).render(colours=plots.COLOURS, **words, **values)
 
 
 def _total(backend: str, results: Sequence[CaseResult]) -> dict[str, Any]:
-    own = {s.value: [r for r in results if r.status == s] for s in Status}
-    return {
-        "backend": backend,
-        "cases": len(results),
-        "counts": {status: len(found) for status, found in own.items() if found},
-        "known": {status: known_text(found) for status, found in own.items()},
-    }
+    own = {s.value: found for s in Status if (found := [r for r in results if r.status == s])}
+    counts, known = ({status: of(found) for status, found in own.items()} for of in (len, known_text))
+    return {"backend": backend, "cases": len(results), "counts": counts, "known": known}
 
 
 def _groups(results: Sequence[CaseResult], columns: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
@@ -266,9 +254,12 @@ def _defects(results: Iterable[CaseResult]) -> list[dict[str, Any]]:
     """Each known defect that explains a result, with what is recorded about it."""
     counts = Counter(word for r in results for word in re.split(r",\s*", r.known) if word)
     recorded = {defect.id: defect for defect in DEFECTS}
-    rows = []
-    for word, count in counts.most_common():
-        defect = recorded.get(word)
-        row = {"id": word, "count": count, "what": defect.what if defect else ""}
-        rows.append(row | {"links": defect.links if defect else ()})
-    return rows
+    return [
+        {
+            "id": word,
+            "count": count,
+            "what": getattr(recorded.get(word), "what", ""),
+            "links": getattr(recorded.get(word), "links", ()),
+        }
+        for word, count in counts.most_common()
+    ]

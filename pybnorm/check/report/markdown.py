@@ -53,7 +53,7 @@ def _lines(backends: Sequence[BackendInfo], results: Sequence[CaseResult], compl
         yield f"- **{text}**"
     yield ""
     present = [status for status in Status if any(r.status == status for r in results)]
-    yield from _table(("library", *(s.value for s in present)), _totals(results, present))
+    yield from table(("library", *(s.value for s in present)), _totals(results, present))
     yield from _failures("What is wrong", _worst_first(r for r in results if not r.good))
     yield from _failures("Known defects, allowed", _worst_first(r for r in results if r.allowed))
     refused = Counter((r.backend, r.message.partition("\n")[0]) for r in results if r.status == Status.UNSUPPORTED)
@@ -61,7 +61,7 @@ def _lines(backends: Sequence[BackendInfo], results: Sequence[CaseResult], compl
         yield f"## Not supported: {cases_text(sum(refused.values()))}"
         yield ""
         reasons = ((backend, str(count), _plain(reason)) for (backend, reason), count in refused.most_common())
-        yield from _table(("library", "cases", "reason"), reasons)
+        yield from table(("library", "cases", "reason"), reasons)
     yield "## Libraries"
     yield ""
     for info in backends:
@@ -80,7 +80,7 @@ def _failures(title: str, bad: Sequence[CaseResult]) -> Iterator[str]:
         (r.status.value, _code(r.case), _worst(r), r.known or _plain(r.message.partition("\n")[0]), _code(repro(r)))
         for r in bad[:FAILURES]
     )
-    yield from _table(("status", "case", "worst error / bound", "why", "to see it again"), rows)
+    yield from table(("status", "case", "worst error / bound", "why", "to see it again"), rows)
     if len(bad) > FAILURES:
         yield f"and {len(bad) - FAILURES} more."
         yield ""
@@ -97,16 +97,7 @@ def ci_annotations(results: Sequence[CaseResult]) -> list[str]:
     for command, said, found in kinds:
         lines += [
             f"::{command} title={_escaped(f'{r.backend}: {r.status.value}', ',:')}::"
-            + _escaped(
-                "\n".join(
-                    [
-                        r.case,
-                        f"known defect {r.known}" if r.known else r.message.partition("\n")[0],
-                        _worst(r),
-                        repro(r),
-                    ]
-                )
-            )
+            + _escaped("\n".join([r.case, _why(r), _worst(r), repro(r)]))
             for r in _worst_first(found)[:_ANNOTATIONS]
         ]
         if len(found) > _ANNOTATIONS:
@@ -116,6 +107,10 @@ def ci_annotations(results: Sequence[CaseResult]) -> list[str]:
 
 def _worst_first(results: Iterable[CaseResult]) -> list[CaseResult]:
     return sorted(results, key=lambda r: (r.status.severity, not r.known, badness(r)), reverse=True)
+
+
+def _why(result: CaseResult) -> str:
+    return f"known defect {result.known}" if result.known else result.message.partition("\n")[0]
 
 
 def _worst(result: CaseResult) -> str:
@@ -128,7 +123,8 @@ def _totals(results: Sequence[CaseResult], present: Sequence[Status]) -> Iterato
         yield name, *(f"{len(found)}{known_text(found)}" for found in counts)
 
 
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """A table, and an empty line."""
     yield f"| {' | '.join(titles)} |"
     yield "|" + " --- |" * len(titles)
     for row in rows:

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ Block = tuple[Any, ...]
 caption, rows of `pybnorm.check.judging.bounds.Verdict.picture`)."""
 
 
-class Column:
+class Column(NamedTuple):
     """One column.
 
     `kind`: "pick": one of few texts, which the table can be filtered by, shown where there are two or more; "word": a
@@ -27,10 +27,10 @@ class Column:
     below the case. `order`: of the texts of a pick; else as they come.
     """
 
-    def __init__(self, title: str, kind: str, cells: Sequence[Any], order: Sequence[str] = ()) -> None:
-        self.title, self.kind, self.cells = title, kind, cells
-        there = dict.fromkeys(cells) if kind in _CODED else {}
-        self.values = list(dict.fromkeys([*(value for value in order if value in there), *there]))
+    title: str
+    kind: str
+    cells: Sequence[Any]
+    order: Sequence[str] = ()
 
 
 _CODED = ("pick", "word", "badge", "hidden", "note")
@@ -71,7 +71,8 @@ def _packed(column: Column) -> dict[str, Any]:
         values = list(words)
     else:
         texts = column.cells if column.kind in _CODED else [_short(cell) for cell in column.cells]
-        values = column.values or list(dict.fromkeys(texts))
+        there = dict.fromkeys(texts)
+        values = list(dict.fromkeys([*(value for value in column.order if value in there), *there]))
         at = {value: _base36(i) for i, value in enumerate(values)}
         for text, same in itertools.groupby(texts):
             count = sum(1 for _ in same)

@@ -127,15 +127,12 @@ def heat_map(results: Sequence[CaseResult], backends: Sequence[str]) -> str:
         for axis, (word, lines) in zip(axes, by_operation.items(), strict=True):
             cases = sorted(lines, key=_order)
             grid = [[numbers[found[b, c]] + 1 if (b, c) in found else 0 for c in cases] for b in backends]
-            image = (colours, 0, len(statuses))
-            axis.imshow(
-                np.array(grid), cmap=image[0], vmin=image[1], vmax=image[2], aspect="auto", interpolation="nearest"
-            )
+            image = {"cmap": colours, "vmin": 0, "vmax": len(statuses), "interpolation": "nearest"}
+            axis.imshow(np.array(grid), aspect="auto", **image)
             marks = [(x, y, rows[b, c]) for y, b in enumerate(backends) for x, c in enumerate(cases) if (b, c) in rows]
             if 0 < len(marks) <= LINKS:
-                drawn = axis.scatter(
-                    [m[0] for m in marks], [m[1] for m in marks], 22, color="white", marker="x", zorder=4
-                )
+                x, y, _ = zip(*marks, strict=True)
+                drawn = axis.scatter(x, y, 22, color="white", marker="x", zorder=4)
                 drawn.set_urls([f"#case-{m[2]}" for m in marks])
             axis.set_yticks(range(len(backends)), [_drawn(name) for name in backends])
             axis.set_title(f"{word}: {cases_text(len(cases))}", loc="left")

@@ -88,9 +88,9 @@ def shown(info: BackendInfo) -> BackendInfo:
 def print_attempts(console: Console, info: BackendInfo, whole: bool = False) -> None:
     """Every file that was tried, and why it could not be used; if `whole`, how to have the library too."""
     for how, file, why in info.attempts:
-        console.print(one_line(f"    {how}: {file}: {why}"), soft_wrap=True, markup=False)
+        console.print(one_line(f"    {how}: {file}: {why}"), soft_wrap=True)
     if whole and info.hint:
-        console.print(f"    to have it: {info.hint}", markup=False, soft_wrap=True)
+        console.print(f"    to have it: {info.hint}", soft_wrap=True)
 
 
 def print_results(console: Console, results: Sequence[CaseResult], verbose: bool = False) -> None:
@@ -116,7 +116,7 @@ def print_results(console: Console, results: Sequence[CaseResult], verbose: bool
     if many:
         shown = sum(r.status not in (Status.PASS, Status.UNSUPPORTED) for r in results)
         text = f"{len(results)} cases; those that are neither PASS nor UNSUPPORTED ({shown}) have a row, with -v all"
-        console.print(text, highlight=False, soft_wrap=True)
+        console.print(text, soft_wrap=True)
 
 
 def _print_rows(console: Console, title: str, rows: Sequence[CaseResult], columns: Mapping[str, str]) -> None:
@@ -136,10 +136,12 @@ def _print_rows(console: Console, title: str, rows: Sequence[CaseResult], column
     table.add_column("CASE", overflow="fold")
     for result in rows:
         by_name = {v.output: v for v in result.verdicts}
-        cells: list[Text | str] = [_cell(by_name.get(name)) for name in columns]
-        cells.append("" if not result.repeat else "=" if result.repeat == "equal" else "differs")
-        if known:
-            cells.append(Text(result.known))
+        repeat = {"": "", "equal": "="}.get(result.repeat, "differs")
+        cells: list[Text | str] = [
+            *(_cell(by_name.get(name)) for name in columns),
+            repeat,
+            *[Text(result.known)] * known,
+        ]
         table.add_row(Text(result.status.value, _style(result)), *cells, Text(result.case))
     console.print(table)
 
@@ -173,13 +175,12 @@ def _print_groups(console: Console, title: str, rows: Sequence[CaseResult], colu
         table.add_column(name, justify="right", no_wrap=True)
     for group, members in groups(rows).items():
         counts = Counter(r.status for r in members)
-        cells = [Text(str(counts[s] or ""), STYLES[s]) for s in present]
-        worst = worst_verdicts(members)
+        cells: list[Text | str] = [*group, str(len(members)), *(Text(str(counts[s] or ""), STYLES[s]) for s in present)]
+        worst, one = worst_verdicts(members), worst_verdict(max(members, key=badness))
         if narrow:
-            one = worst_verdict(max(members, key=badness))
-            table.add_row(*group, str(len(members)), *cells, f"{cell_text(one)} {one.output}" if one else "")
-            continue
-        table.add_row(*group, str(len(members)), *cells, *(_cell(worst.get(n)) for n in columns))
+            table.add_row(*cells, f"{cell_text(one)} {one.output}" if one else "")
+        else:
+            table.add_row(*cells, *(_cell(worst.get(n)) for n in columns))
     console.print(table)
 
 
@@ -205,7 +206,7 @@ def print_details(console: Console, results: Sequence[CaseResult], verbose: bool
         count = "" if verbose else f" ({len(refused)} case{'s' * (len(refused) > 1)})"
         console.print(Text.assemble(word, f" {reason}{count}"), soft_wrap=True)
         for result in refused if verbose else ():
-            console.print(f"  {repro(result)}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"  {repro(result)}", soft_wrap=True)
     detailed = [r for r in results if r.status != Status.UNSUPPORTED and (r.status != Status.PASS or verbose)]
     for result in detailed if few else detailed[:DETAILS]:
         headline = Text.assemble((result.status.value, _style(result)), f" {result.backend} {result.case}")
@@ -216,23 +217,18 @@ def print_details(console: Console, results: Sequence[CaseResult], verbose: bool
             console.print(Text(f"  support: {result.claim}", "bold red"))
         if result.message:
             message = result.message if verbose else without_codes(result.message)
-            console.print(f"  {message}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"  {message}", soft_wrap=True)
         whole = verbose or not result.good
         for verdict in result.verdicts:
             if verdict.status != Status.PASS or verbose:
-                _print_verdict(console, verdict, whole)
-        console.print(f"  {repro(result)}", markup=False, highlight=False, soft_wrap=True)
+                console.print(f"  {verdict.output}: {verdict_text(verdict)}", soft_wrap=True)
+                if verdict.status != Status.PASS and whole and verdict.worst:
+                    print_points(console, point_titles(verdict), map(point_cells, verdict.worst))
+        console.print(f"  {repro(result)}", soft_wrap=True)
         for line in vendor_lines.of_case(result.case).values() if whole else ():
-            console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"  {line}", soft_wrap=True)
     if not few and len(detailed) > DETAILS:
         console.print(f"and details of {len(detailed) - DETAILS} more cases, all with -v, --json or --html")
-
-
-def _print_verdict(console: Console, verdict: Verdict, whole: bool) -> None:
-    console.print(f"  {verdict.output}: {verdict_text(verdict)}", markup=False, highlight=False, soft_wrap=True)
-    if verdict.status == Status.PASS or not (whole and verdict.worst):
-        return
-    print_points(console, point_titles(verdict), map(point_cells, verdict.worst))
 
 
 def print_totals(console: Console, results: Sequence[CaseResult], seconds: float, notes: Iterable[str] = ()) -> None:
@@ -247,8 +243,8 @@ def print_totals(console: Console, results: Sequence[CaseResult], seconds: float
                 text.append(known_text([r for r in own if r.status == status]))
         console.print(text)
     for note in notes:
-        console.print(note, highlight=False, soft_wrap=True)
-    console.print(f"{seconds:.1f} s", highlight=False)
+        console.print(note, soft_wrap=True)
+    console.print(f"{seconds:.1f} s")
 
 
 def print_conclusions(
