@@ -275,38 +275,61 @@ def test_a_build_that_differs_from_its_version_is_told_by_its_file(monkeypatch, 
         assert f"* Build `{own}`: {'has it' if has else 'does not have it'}" in PAGE.page().splitlines()
 
 
-def test_every_failing_output_needs_an_explanation():
-    problem = Problem.parse("backward,spatial,f32,nchw,2x3x72x72,saved=0")
-    tail = "miopen-backward-statistics-tail"
-    good = verdict("dbias", Status.PASS, 0.1)
-    assert ids(explain("miopen", MIOPEN, problem, [verdict("dx"), verdict("dscale"), good])) == [tail]
-    assert explain("miopen", MIOPEN, problem, [verdict("dx"), verdict("dbias")]) == []
-    assert explain("miopen", MIOPEN, problem, [good]) == []
-    assert ids(explain("miopen", (3, 5, 9), problem, [verdict("dx")])) == [tail]
-    assert ids(explain("miopen", (3, 6, 0), problem, [verdict("dx")])) == [tail]  # unknown: as the newest known
-    assert explain("cudnn", MIOPEN, problem, [verdict("dx")]) == []
+EXPLAINED = """
+miopen 3.4.0 backward,spatial,f32,nchw,2x3x72x72,saved=0 FAIL dx=9 dscale=9 dbias=PASS -> backward-statistics-tail
+miopen 3.4.0 backward,spatial,f32,nchw,2x3x72x72,saved=0 FAIL dx=9 dbias=9
+miopen 3.4.0 backward,spatial,f32,nchw,2x3x72x72,saved=0 FAIL dbias=PASS
+miopen 3.5.9 backward,spatial,f32,nchw,2x3x72x72,saved=0 FAIL dx=9 -> backward-statistics-tail
+miopen 3.6.0 backward,spatial,f32,nchw,2x3x72x72,saved=0 FAIL dx=9 -> backward-statistics-tail
+cudnn 3.4.0 backward,spatial,f32,nchw,2x3x72x72,saved=0 FAIL dx=9
+miopen 3.4.0 backward,spatial,bf16,nchw,2x3x33x33 FAIL dscale=50 -> backward-vector-tail
+miopen 3.4.0 backward,spatial,bf16,nchw,2x3x33x33 FAIL dx=1.9 -> backward-vector-tail bf16-truncation
+miopen 3.4.0 backward,spatial,bf16,nchw,2x3x32x33 FAIL dx=1.9 -> bf16-truncation
+miopen 3.4.0 backward,spatial,bf16,nchw,2x3x32x33 FAIL dx=2.1
+miopen 3.4.0 backward,spatial,bf16,nchw,2x3x32x33 FAIL dscale=1.9
+miopen 3.4.0 train,spatial,f32,nchw,4x3x8x8,fill=randn,kappa=100 WARN y=9 saved_mean=PASS -> one-pass-variance
+miopen 3.4.0 train,spatial,f32,nchw,4x3x8x8,fill=randn,kappa=100 INCONCLUSIVE y=9 -> one-pass-variance
+miopen 3.4.0 train,spatial,f32,nchw,4x3x8x8,fill=randn,kappa=100 FAIL y=9
+miopen 3.4.0 train,peract,f32,nchw,4x3x8x8,fill=randn,kappa=100 WARN y=9 saved_mean=PASS
+miopen 3.4.0 train,spatial,f32,nchw,769x3x1x1025 FAIL y=1e4 -> training-stash
+miopen 3.4.0 train,spatial,f32,nchw,769x3x1x1025 FAIL y=1.01e6
+miopen 3.4.0 train,spatial,f32,nchw,769x3x1x1025 FAIL saved_mean=1.01e5
+miopen 3.4.0 train,spatial,f32,nchw,769x3x1x1025 FAIL y=inf
+onednn 3.2.0 train,spatial,f32,nchw,1x1x1000x1000,fill=randn CHAIN y=2 -> long-sums
+onednn 3.2.0 train,spatial,f32,nchw,1x1x1000x1000,fill=randn FAIL y=2
+onednn 3.12.1 train,spatial,f32,nchw,32x2x56x56,fill=image CHAIN saved_mean=6 -> chained-sums
+onednn 3.14.0 train,spatial,f32,nchw,32x2x56x56,fill=image CHAIN saved_mean=6 -> chained-sums
+onednn 3.12.1 train,spatial,f32,nchw,32x2x56x56,fill=image FAIL saved_mean=2
+onednn 3.2.0 train,spatial,f32,nchw,2x2x4x8,fill=image CHAIN saved_mean=6
+onednn 3.2.0 backward,spatial,f32,nchw,32x2x56x56,fill=image CHAIN saved_mean=6
+cudnn 9.19.0 train,persistent,f32,nchw,32x4x112x112 FAIL saved_mean=1.5 -> persistent-mean
+cudnn 9.19.0 train,persistent,f32,nchw,32x4x112x112 FAIL y=1.5
+cudnn 9.19.0 train,persistent,f32,nchw,32x4x112x112 FAIL saved_mean=5
+cudnn 9.19.0 train,persistent,f32,nchw,32x4x112x112,fill=randn FAIL saved_mean=1.5
+cudnn 9.19.0 train,peract,f32,nchw,1280x4x1x2,fill=sparse CHAIN y=2.2 -> chained-sums
+cudnn 9.19.0 train,peract,f32,nchw,1280x4x1x2,fill=sparse FAIL saved_mean=1.5
+cudnn 9.19.0 train,peract,f32,nchw,64x4x1x2,fill=sparse CHAIN y=2.2
+cudnn 9.19.0 train,persistent,f32,nchw,4x4x4x4096,fill=range,magnitude=1e-06,eps=0 FAIL y=4e5 -> persistent-fixed-point
+cudnn 9.19.0 train,persistent,f32,nchw,4x4x4x4096,fill=randn,eps=0 FAIL y=4e5
+cudnn 9.19.0 train,spatial,f32,nchw,4x4x4x4096,fill=range,magnitude=1e-06,eps=0 FAIL y=4e5
+cudnn 9.19.0 train,persistent,f32,nchw,4x4x4x1024,fill=range,magnitude=1e-06,eps=0 FAIL y=4e5
+cudnn 9.19.0 train,persistent,f64,nchw,4x4x4x4096,fill=range,magnitude=1e-06,eps=0 FAIL y=4e5
+"""
+"""Library, version (an unknown one is as the newest known), case, its status, error / bound of outputs, and entries."""
 
 
-def test_several_defects_may_share_a_case_and_those_that_explain_nothing_are_left_out():
-    problem = Problem.parse("backward,spatial,bf16,nchw,2x3x33x33")
-    tail, truncation = "miopen-backward-vector-tail", "miopen-bf16-truncation"
-    assert ids(explain("miopen", MIOPEN, problem, [verdict("dscale", ratio=50)])) == [tail]
-    assert ids(explain("miopen", MIOPEN, problem, [verdict("dx", ratio=1.9)])) == [tail, truncation]
-    whole = Problem.parse("backward,spatial,bf16,nchw,2x3x32x33")
-    assert ids(explain("miopen", MIOPEN, whole, [verdict("dx", ratio=1.9)])) == [truncation]
-    assert explain("miopen", MIOPEN, whole, [verdict("dx", ratio=2.1)]) == []
-    assert explain("miopen", MIOPEN, whole, [verdict("dscale", ratio=1.9)]) == []
-
-
-def test_a_weakness_explains_a_warning_and_no_failure():
-    problem = Problem.parse("train,spatial,f32,nchw,4x3x8x8,fill=randn,kappa=100")
-    warned = [verdict("y", Status.WARN), verdict("saved_mean", Status.PASS, 0.1)]
-    assert ids(explain("miopen", MIOPEN, problem, warned, Status.WARN)) == ["miopen-one-pass-variance"]
-    undecided = [verdict("y", Status.INCONCLUSIVE)]
-    assert ids(explain("miopen", MIOPEN, problem, undecided, Status.INCONCLUSIVE)) == ["miopen-one-pass-variance"]
-    assert explain("miopen", MIOPEN, problem, [verdict("y")], Status.FAIL) == []
-    per_activation = Problem.parse("train,peract,f32,nchw,4x3x8x8,fill=randn,kappa=100")
-    assert explain("miopen", MIOPEN, per_activation, warned, Status.WARN) == []
+@table("row", EXPLAINED.strip().splitlines())
+def test_entries_explain_their_outputs_up_to_a_size_together_or_not_at_all(row):
+    case, _, wanted = row.partition(" -> ")
+    backend, version, line, status, *outputs = case.split()
+    verdicts, status = [], Status[status]
+    for output, ratio in (word.split("=") for word in outputs):
+        own = Status.PASS if ratio == "PASS" else status
+        number, note = float("0.1" if ratio == "PASS" else ratio), CHAIN if own == Status.CHAIN else ""
+        wild = {"finite_ratio": 1e4, "wild": 1} if math.isinf(number) else {}
+        verdicts.append(verdict(output, own, number, note, **wild))
+    found = explain(backend, tuple(map(int, version.split("."))), Problem.parse(line), verdicts, status)
+    assert ids(found) == [f"{backend}-{name}" for name in wanted.split()]
 
 
 def test_a_failing_call_is_explained_by_what_it_said():
@@ -352,27 +375,6 @@ def test_tuning_reaches_the_running_statistics_of_builds_that_were_not_run(monke
         assert (entry in pybnorm.known_defects("miopen", call, (3, 5, 1), build)) == met
 
 
-def test_a_long_sum_is_explained_where_a_chain_of_sums_would_err_so():
-    problem = Problem.parse("train,spatial,f32,nchw,1x1x1000x1000,fill=randn")
-    chain = verdict("y", Status.CHAIN, 2, CHAIN)
-    assert ids(explain("onednn", (3, 2, 0), problem, [chain], Status.CHAIN)) == ["onednn-long-sums"]
-    assert explain("onednn", (3, 2, 0), problem, [verdict("y", ratio=2)]) == []
-
-
-def test_a_chain_is_explained_where_the_table_has_one():
-    problem = Problem.parse("train,spatial,f32,nchw,32x2x56x56,fill=image")
-    chain = verdict("saved_mean", Status.CHAIN, 6, CHAIN)
-
-    def found(version, case=problem):
-        return ids(explain("onednn", version, case, [chain], Status.CHAIN))
-
-    assert found((3, 12, 1)) == ["onednn-chained-sums"]
-    assert found((3, 14, 0)) == ["onednn-chained-sums"]  # unknown: as the newest known
-    assert found((3, 2, 0), dataclasses.replace(problem, dims=(2, 2, 4, 8))) == []
-    assert found((3, 2, 0), Problem.parse("backward,spatial,f32,nchw,32x2x56x56,fill=image")) == []
-    assert explain("onednn", (3, 12, 1), problem, [verdict("saved_mean", ratio=2)]) == []
-
-
 @pytest.mark.parametrize("dims", ["32x2x28x28", "1x2x32x64"])
 def test_equal_gradients_in_float32_are_summed_in_a_chain_which_the_table_has(dims, load_library):
     """As those of a mean, on the oneDNN of this machine; a handle that avoids all makes them correct."""
@@ -398,17 +400,6 @@ def test_no_entry_explains_an_error_without_a_limit():
         for output in defect.outputs:
             assert 0 < defect.largest(output) <= 1e10, (defect.id, output)
         assert defect.largest("no output") == 0
-
-
-def test_a_larger_error_and_a_value_that_is_not_finite_are_new():
-    problem = Problem.parse("train,spatial,f32,nchw,769x3x1x1025")
-    for one, wanted in (
-        (verdict("y", ratio=1e4), ["miopen-training-stash"]),
-        (verdict("y", ratio=1.01e6), []),
-        (verdict("saved_mean", ratio=1.01e5), []),
-        (verdict("y", ratio=math.inf, finite_ratio=1e4, wild=1), []),
-    ):
-        assert ids(explain("miopen", MIOPEN, problem, [one])) == wanted, one
 
 
 @pytest.mark.slow
@@ -451,36 +442,6 @@ def test_a_chain_of_sums_is_no_failure_and_data_left_out_on_the_same_shape_are()
     assert part["saved_mean"].ratios["B"] * (16 + 4 * problem.m**0.5) < problem.m
     assert part["saved_mean"].note == ""
     assert explain("onednn", (3, 2, 0), problem, list(part.values())) == []
-
-
-def test_one_entry_of_exact_data_and_one_of_data_that_round():
-    exact = Problem.parse("train,persistent,f32,nchw,32x4x112x112")
-    chain = Problem.parse("train,peract,f32,nchw,1280x4x1x2,fill=sparse")
-    version = (9, 19, 0)
-    mean = verdict("saved_mean", ratio=1.5)
-    assert ids(explain("cudnn", version, exact, [mean])) == ["cudnn-persistent-mean"]
-    assert explain("cudnn", version, exact, [verdict("y", ratio=1.5)]) == []
-    assert explain("cudnn", version, exact, [verdict("saved_mean", ratio=5)]) == []
-    rounded = dataclasses.replace(exact, fill="randn", eps=None)
-    assert explain("cudnn", version, rounded, [mean]) == []
-    summed = [verdict("y", Status.CHAIN, 2.2, CHAIN)]
-    assert ids(explain("cudnn", version, chain, summed, Status.CHAIN)) == ["cudnn-chained-sums"]
-    assert explain("cudnn", version, chain, [mean]) == []
-    assert explain("cudnn", version, dataclasses.replace(chain, dims=(64, 4, 1, 2)), summed, Status.CHAIN) == []
-
-
-def test_an_entry_of_certain_data_explains_no_others():
-    tiny = Problem.parse("train,persistent,f32,nchw,4x4x4x4096,fill=range,magnitude=1e-06,eps=0")
-    version = (9, 19, 0)
-    wrong = [verdict("y", ratio=4e5)]
-    assert ids(explain("cudnn", version, tiny, wrong)) == ["cudnn-persistent-fixed-point"]
-    assert explain("cudnn", version, dataclasses.replace(tiny, fill="randn", magnitude=None), wrong) == []
-    for line in (
-        "train,spatial,f32,nchw,4x4x4x4096",
-        "train,persistent,f32,nchw,4x4x4x1024",
-        "train,persistent,f64,nchw,4x4x4x4096",
-    ):
-        assert explain("cudnn", version, Problem.parse(f"{line},fill=range,magnitude=1e-06,eps=0"), wrong) == []
 
 
 # What the H200 said of cuDNN 9.19's entry points: a call that each entry meets, and its neighbour that is right.

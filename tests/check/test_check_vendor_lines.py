@@ -81,6 +81,20 @@ def test_benchdnn(line, command):
             "NULL, NULL); /* xDesc, dyDesc, dxDesc: CUDNN_DATA_BFLOAT16 dims 2x3x840x1 strides 2520x840x1x1; "
             "bnDesc: CUDNN_DATA_FLOAT dims 1x3x1x1 */",
         ),
+        (
+            "train,spatial,f32,nchw,8x64x32x16,activation=relu,residual=1",
+            "cudnnBatchNormalizationForwardTrainingEx(handle, CUDNN_BATCHNORM_SPATIAL, "
+            "CUDNN_BATCHNORM_OPS_BN_ADD_ACTIVATION, &(float){1.0}, &(float){0.0}, xDesc, x, zDesc, z, yDesc, y, "
+            "bnDesc, scale, bias, 0.25, runningMean, runningVariance, 0.0625, savedMean, savedInvVariance, reluDesc, "
+            "workspace, workspaceSize, reserve, reserveSize); /* xDesc, zDesc, yDesc: " + X,
+        ),
+        (
+            "backward,spatial,f32,nchw,8x64x32x16,activation=relu",
+            "cudnnBatchNormalizationBackwardEx(handle, CUDNN_BATCHNORM_SPATIAL, CUDNN_BATCHNORM_OPS_BN_ACTIVATION, "
+            "&(float){1.0}, &(float){0.0}, &(float){1.0}, &(float){0.0}, xDesc, x, yDesc, y, dyDesc, dy, NULL, NULL, "
+            "dxDesc, dx, bnDesc, scale, bias, dscale, dbias, 0.0625, savedMean, savedInvVariance, reluDesc, workspace, "
+            "workspaceSize, reserve, reserveSize); /* xDesc, yDesc, dyDesc, dxDesc: " + X,
+        ),
     ],
 )
 def test_cudnn_call(line, call):
@@ -111,29 +125,6 @@ def test_cudnn_call(line, call):
 )
 def test_a_tool_without_such_a_call_has_no_line(line, tools):
     assert set(vendor_lines(Problem.parse(line))) == tools
-
-
-@pytest.mark.parametrize(
-    ("line", "call"),
-    [
-        (
-            "train,spatial,f32,nchw,8x64x32x16,activation=relu,residual=1",
-            "cudnnBatchNormalizationForwardTrainingEx(handle, CUDNN_BATCHNORM_SPATIAL, "
-            "CUDNN_BATCHNORM_OPS_BN_ADD_ACTIVATION, &(float){1.0}, &(float){0.0}, xDesc, x, zDesc, z, yDesc, y, "
-            "bnDesc, scale, bias, 0.25, runningMean, runningVariance, 0.0625, savedMean, savedInvVariance, reluDesc, "
-            "workspace, workspaceSize, reserve, reserveSize); /* xDesc, zDesc, yDesc: " + X,
-        ),
-        (
-            "backward,spatial,f32,nchw,8x64x32x16,activation=relu",
-            "cudnnBatchNormalizationBackwardEx(handle, CUDNN_BATCHNORM_SPATIAL, CUDNN_BATCHNORM_OPS_BN_ACTIVATION, "
-            "&(float){1.0}, &(float){0.0}, &(float){1.0}, &(float){0.0}, xDesc, x, yDesc, y, dyDesc, dy, NULL, NULL, "
-            "dxDesc, dx, bnDesc, scale, bias, dscale, dbias, 0.0625, savedMean, savedInvVariance, reluDesc, workspace, "
-            "workspaceSize, reserve, reserveSize); /* xDesc, yDesc, dyDesc, dxDesc: " + X,
-        ),
-    ],
-)
-def test_cudnn_call_with_an_activation(line, call):
-    assert cudnn_call(Problem.parse(line)) == call
 
 
 def test_calls_have_the_arguments_of_the_prototypes():

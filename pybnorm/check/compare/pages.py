@@ -11,7 +11,7 @@ from pybnorm.check.compare import comparison as compare
 from pybnorm.check.compare import conclusions, versions
 from pybnorm.check.judging.bounds import Status
 from pybnorm.check.report import page_data, plots
-from pybnorm.check.report.html import DETAILS, LISTED, ROWS, UNJUDGED, render, require
+from pybnorm.check.report.html import DETAILS, LISTED, ROWS, UNJUDGED, render
 from pybnorm.check.report.page_data import Block, Column
 from pybnorm.check.report.plots import operation
 from pybnorm.check.run.environment import machine
@@ -19,7 +19,6 @@ from pybnorm.check.run.environment import machine
 
 def write_comparison(target: str | os.PathLike[str] | IO[str], comparison: compare.Comparison) -> None:
     """Write the page of a comparison."""
-    require()
     cases = comparison.cases
     bad = sorted((c for c in cases if not c.outcome.good), key=lambda c: (c.allowed, -c.outcome.severity))
     listed = cases if len(cases) <= ROWS else [c for c in cases if c.outcome != compare.Outcome.EQUAL]
@@ -95,7 +94,6 @@ def _difference(case: compare.CasePair) -> list[Block]:
 
 def write_versions(target: str | os.PathLike[str] | IO[str], found: versions.Matrix) -> None:
     """Write the page of versions side by side."""
-    require()
     lines, statuses = found.lines, [s.value for s in Status]
     columns = [Column("case", "case", [line.case for line in lines])]
     for i, version in enumerate(found.versions):

@@ -80,7 +80,6 @@ def write(
     complete: bool = True,
 ) -> None:
     """Write the page of a run; `environment` is `pybnorm.check.run.environment.machine`, `lost` are nodes taken out."""
-    require()
     # from here on `backend` names a library; the backend alone does if all nodes had the same one
     plainly = results
     results = [
