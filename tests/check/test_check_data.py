@@ -692,7 +692,7 @@ def test_what_was_drawn_for_other_cases_changes_nothing(fill):
         return {name: a.tobytes() for name, a in data.generate(Problem.parse(line)).arrays().items()}
 
     line = f"train,spatial,f32,nchw,4x3x5x3,fill={fill},beta=1,seed=3"
-    generator._drawn.clear()
+    generator._drawn.cache_clear()
     generator.shared_levels.cache_clear()
     first = made(line)
     for other in (

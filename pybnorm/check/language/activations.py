@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from pybnorm import reference
+from pybnorm.check.language.calls import axis
 from pybnorm.check.language.problem import Problem
 from pybnorm.enums import Activation, Mode
 from pybnorm.reference.namespaces import Array
@@ -42,7 +43,7 @@ def inside(problem: Problem, values: Array) -> Array:
 def before(problem: Problem, x: Array, scale: Array, bias: Array, statistics: tuple[Array, Array] | None) -> Array:
     """Batch norm's result in float64; with the statistics of x where none are given."""
     return reference.forward_inference_inv_variance(
-        x, scale, bias, *(statistics or _statistics(problem, x)), axis=_axis(problem)
+        x, scale, bias, *(statistics or _statistics(problem, x)), axis=axis(problem)
     ).y
 
 
@@ -66,12 +67,8 @@ def store(
         out[some] = rounded(activate(problem, values))
 
 
-def _axis(problem: Problem) -> int | tuple[int, ...]:
-    return 1 if problem.mode != Mode.PER_ACTIVATION else tuple(range(1, len(problem.dims)))
-
-
 def _statistics(problem: Problem, x: Array) -> tuple[Array, Array]:
-    mean, _, inverse = reference.stats(x, epsilon=problem.epsilon, axis=_axis(problem))
+    mean, _, inverse = reference.stats(x, epsilon=problem.epsilon, axis=axis(problem))
     return mean, inverse
 
 

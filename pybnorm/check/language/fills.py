@@ -153,7 +153,7 @@ class Chunk:
     def normal(self) -> npt.NDArray[np.float64]:
         """A standard normal value per element; not to be written."""
         if not self.first and self.count <= generator.SHARED:
-            return generator.shared("normal", self.problem.seed, STREAMS[self.name], self.count)
+            return generator.shared_normal(self.problem.seed, STREAMS[self.name], self.count)
         return normal(self.words)
 
     @property

@@ -52,22 +52,18 @@ def words_at(seed: int, stream: int, index: npt.NDArray[np.uint64]) -> npt.NDArr
 SHARED = 1 << 14
 """Elements up to which what is drawn for one case is kept for the next: they differ in dtype and layout, seldom in
 seed."""
-_drawn: dict[tuple[str, int, int], Array] = {}
-_DRAWN = 128
 
 
-def shared(kind: str, seed: int, stream: int, count: int) -> Array:
-    """The first `count` "words" of a stream, or their "normal" values; not to be written."""
-    key = kind, seed, stream
-    found = _drawn.get(key)
-    if found is None or found.size < count:
-        words = splitmix64(seed, stream, 1 << (count - 1).bit_length())
-        found = normal(words) if kind == "normal" else words
-        found.flags.writeable = False
-        if len(_drawn) >= _DRAWN:
-            _drawn.clear()
-        _drawn[key] = found
-    return found[:count]
+@functools.lru_cache(maxsize=128)
+def _drawn(seed: int, stream: int, count: int) -> Array:
+    found = normal(splitmix64(seed, stream, count))
+    found.flags.writeable = False
+    return found
+
+
+def shared_normal(seed: int, stream: int, count: int) -> Array:
+    """The first `count` normal values of a stream; not to be written."""
+    return _drawn(seed, stream, 1 << (count - 1).bit_length())[:count]
 
 
 def _mix(z: int) -> int:
