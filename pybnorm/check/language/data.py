@@ -124,7 +124,6 @@ def generate(problem: Problem, judge: Namespace | None = None) -> Inputs:
     fill.judge = judge
     values: dict[str, Array] = {"scale": fill.scale()}
     operation = problem.operation
-    beta_prior = {}
     if problem.activation:
         share = 0.125 if operation == Operation.FORWARD_INFERENCE else 1.0  # its variance may be large
         values["bias"] = values["scale"] * fill.cycle(_ACTIVATED) * share
@@ -137,15 +136,14 @@ def generate(problem: Problem, judge: Namespace | None = None) -> Inputs:
         if problem.activation and operation == Operation.FORWARD_INFERENCE:
             values["mean"] = fill.saved()[0]
     if operation == Operation.BACKWARD:
-        beta_prior = dict.fromkeys(("prior_scale", "prior_bias"), problem.beta_param)
         if problem.takes_variance:
             values["mean"], values["variance"] = fill.estimates()
         elif problem.saved:
             values["saved_mean"], values["saved_inv_variance"] = fill.saved()
     _alter(problem, values, fill)
-    for name, beta in beta_prior.items():
-        count = fill.channels
-        drawn = fill.prior(Chunk(problem, name, 0, count)) if beta else np.full(count, np.nan)
+    for name in ("prior_scale", "prior_bias") if operation == Operation.BACKWARD else ():
+        chunk = Chunk(problem, name, 0, fill.channels)
+        drawn = fill.prior(chunk) if problem.beta_param else np.full(fill.channels, np.nan)
         values[name] = drawn.reshape(problem.parameter_dims)
     stored = {name: round_to(v, problem.parameter_dtype) for name, v in values.items()}
     stored["x"] = fill.data("x")

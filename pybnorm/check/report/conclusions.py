@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from pybnorm.check.judging.bounds import Status
 from pybnorm.check.judging.results import (
@@ -40,12 +40,9 @@ _SAID: dict[Status | str, str] = {
 """The words of a conclusion by status, the worst first."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Conclusion:
+class Conclusion(NamedTuple):
     """The findings about one library."""
 
-    library: str
-    """As `pybnorm.check.judging.results.by_label` names it."""
     sentence: str
     worst: CaseResult
     """The case to look at first; its status is that of the library."""
@@ -61,7 +58,7 @@ def conclusions(infos: Sequence[BackendInfo], results: Sequence[CaseResult], com
             name += f" ({library})"
         worst = max(own, key=lambda r: (not r.good, r.status != Status.UNSUPPORTED, *badness(r)))
         sentence = f"{name}: {'' if complete else 'so far, '}{_conclusion(own, worst)}."
-        found.append(Conclusion(library, sentence, worst))
+        found.append(Conclusion(sentence, worst))
     return found
 
 
@@ -77,25 +74,35 @@ def _conclusion(own: Sequence[CaseResult], worst: CaseResult) -> str:
     for result in own:
         kinds.setdefault(result.claim if result.claim == NEWLY_UNSUPPORTED else result.status, []).append(result)
     refused = len(kinds.get(Status.UNSUPPORTED, ()))
-    loose = _loose(*(len(kinds.get(status, ())) for status in (Status.WARN, Status.CHAIN)))
+    loose = "".join(
+        f", {len(kinds[status])} only within {of}"
+        for status, of in (
+            (Status.WARN, "a looser one (WARN)"),
+            (Status.CHAIN, "that of long chains of sums (CHAIN)"),
+        )
+        if status in kinds
+    )
     if refused == len(own):
         return "the one case is not supported" if refused == 1 else f"none of {refused} cases is supported"
-    allowed = sum(r.allowed for r in own)
+    supported = cases_text(len(own) - refused, "supported ")
     if worst.allowed:
-        parts = [f"{allowed} of {cases_text(len(own) - refused, 'supported ')} {_are(allowed)} wrong by known defects,"]
-        parts[0] += f" which {_are(allowed)} allowed"
+        allowed = sum(r.allowed for r in own)
+        are = "is" if allowed == 1 else "are"
+        parts = [f"{allowed} of {supported} {are} wrong by known defects, which {are} allowed"]
         parts += [f"all others are within their bounds{loose}"] if allowed + refused < len(own) else []
-        return "; ".join([*parts, *([_said(refused, Status.UNSUPPORTED)] if refused else [])])
-    if worst.good:
-        parts = [f"all {cases_text(len(own) - refused, 'supported ')} are within their bounds"]
-        if len(own) - refused == 1:
-            parts = ["the one supported case is within its bounds"]
-        parts[0] += loose
-        if blind := kinds.get(Status.MISTRUSTED):
-            parts[0] += f", {len(blind)} could not have failed, which shows nothing (MISTRUSTED)"
-        parts += [_said(refused, Status.UNSUPPORTED)] if refused else []
-        return "; ".join(parts)
-    parts = []
+    elif worst.good:
+        one = len(own) - refused == 1
+        parts = ["the one supported case is within its bounds" if one else f"all {supported} are within their bounds"]
+        blind = len(kinds.get(Status.MISTRUSTED, ()))
+        parts[0] += loose + (f", {blind} could not have failed, which shows nothing (MISTRUSTED)" if blind else "")
+    else:
+        return _wrong(own, worst, kinds)
+    return "; ".join([*parts, *([_said(refused, Status.UNSUPPORTED)] if refused else [])])
+
+
+def _wrong(own: Sequence[CaseResult], worst: CaseResult, kinds: Mapping[Status | str, Sequence[CaseResult]]) -> str:
+    """The conclusion where some case is wrong: counts of every kind, the worst first."""
+    parts: list[str] = []
     for kind in _SAID:
         if found := kinds.get(kind, []):
             text = _said(len(found), kind, "" if parts else f" of {cases_text(len(own))}")
@@ -116,15 +123,6 @@ def _compiled(own: Sequence[CaseResult]) -> str:
     """Say which operations compile on the card, where others do not."""
     found = list(dict.fromkeys(r.case.partition(",")[0] for r in own if r.verdicts))
     return f" ({', '.join(found) or 'no operation'} did compile)"
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"
-
-
-def _loose(one_pass: int, chains: int) -> str:
-    said = f", {one_pass} only within a looser one (WARN)" if one_pass else ""
-    return said + (f", {chains} only within that of long chains of sums (CHAIN)" if chains else "")
 
 
 def _said(count: int, kind: Status | str, of: str = "") -> str:
