@@ -498,93 +498,52 @@ def test_damage_and_failed_checks_of_trust_are_not_explained():
 # case that passes.
 EDGES = {
     "": """
-        backward,spatial,f32,nchw,2x3x32x32
-        backward,spatial,f32,nchw,31x3x27x19
-        backward,spatial,f32,nchw,32x3x1x511
-        backward,spatial,f32,nchw,32x3x1x516
-        backward,spatial,f32,nchw,4x1x5x205
+        backward,spatial,f32,nchw,2x3x32x32/31x3x27x19/32x3x1x511/32x3x1x516/4x1x5x205/2x3x1x61/2x3x72x72
         backward,spatial,f32,nhwc,2x3x33x33
         backward,peract,f32,nchw,2x3x33x33
-        backward,spatial,f16,nchw,2x3x5x12
-        backward,spatial,f16,nchw,2x3x1x57
-        backward,spatial,f16,nchw,2x3x3x67
-        backward,spatial,f32,nchw,2x3x1x61
-        backward,spatial,f32,nchw,2x3x64x64,saved=0
-        backward,spatial,f32,nchw,2x3x4x1023,saved=0
-        backward,spatial,f32,nchw,2x3x72x72
-        backward,spatial,f32,nchw,1x1x1x4100,saved=0
-        train,spatial,f32,nchw,2x3x45x91
-        train,spatial,f32,nchw,2x3x64x65
-        train,spatial,f32,nchw,769x2x1x1024
-        train,spatial,f32,nchw,769x2x1x1028
-        train,spatial,f32,nchw,769x2x1x2047
-        train,spatial,f32,nchw,768x2x1x1025
+        backward,spatial,f16,nchw,2x3x5x12/2x3x1x57/2x3x3x67/2x12x5x5
+        backward,spatial,f32,nchw,2x3x64x64/2x3x4x1023/1x1x1x4100,saved=0
+        train,spatial,f32,nchw,2x3x45x91/2x3x64x65/769x2x1x1024/769x2x1x1028/769x2x1x2047/768x2x1x1025
         train,spatial,f16,nchw,769x2x1x1025
-        train,spatial,f32,nhwc,2x3x1x512
-        train,spatial,f32,nhwc,2x3x1x1025
-        train,spatial,f32,nhwc,769x2x1x150
-        train,spatial,f32,nhwc,768x2x1x151
-        train,spatial,f16,nhwc,2x3x1x513
+        train,spatial,f32,nhwc,2x3x1x512/2x3x1x1025/769x2x1x150/768x2x1x151/2x12x5x5
+        train,spatial,f16,nhwc,2x3x1x513/2x4x5x5/2x8x5x5/2x12x1x1
         infer,spatial,f32,nchw,2x3x73x73
-        train,spatial,f16,nhwc,2x4x5x5
-        train,spatial,f16,nhwc,2x8x5x5
-        train,spatial,f16,nhwc,2x12x1x1
-        train,spatial,f32,nhwc,2x12x5x5
         infer,spatial,f16,nhwc,2x12x5x5
-        backward,spatial,f16,nchw,2x12x5x5
     """,
     "miopen-nhwc-stash": """
-        train,spatial,f16,nhwc,1x12x3x3
-        train,spatial,f16,nhwc,2x28x5x5
+        train,spatial,f16,nhwc,1x12x3x3/2x28x5x5
         backward,spatial,f16,nhwc,2x12x2x4
     """,
     "miopen-backward-vector-tail": """
         backward,spatial,f32,nchw,2x3x33x33,saved=0
-        backward,spatial,f32,nchw,1x3x5x205
-        backward,spatial,f32,nchw,3x1x5x205
-        backward,spatial,f32,nchw,32x3x27x19
-        backward,spatial,f16,nchw,2x3x1x61
-        backward,spatial,f16,nchw,2x3x1x199
-        backward,spatial,f32,nchw,3x2x1089
-        backward,spatial,f32,nchw,3x2x11x9x11
+        backward,spatial,f32,nchw,1x3x5x205/3x1x5x205/32x3x27x19/3x2x1089/3x2x11x9x11
+        backward,spatial,f16,nchw,2x3x1x61/2x3x1x199
     """,
     "miopen-tuned-backward": """
-        backward,spatial,f32,nchw,4x4x7x7
+        backward,spatial,f32,nchw,4x4x7x7/3x1x5x5/2x3x33x33
         backward,spatial,f16,nchw,512x8
-        backward,spatial,f32,nchw,3x1x5x5
-        backward,spatial,f32,nchw,2x3x33x33
     """,
     "miopen-backward-statistics-tail": """
-        backward,spatial,f32,nchw,1x2x4x1025,saved=0
-        backward,spatial,f32,nchw,2x3x72x72,saved=0
-        backward,spatial,f32,nchw,1x2x1x4100,saved=0
-        backward,spatial,f32,nchw,1x1x1x4104,saved=0
+        backward,spatial,f32,nchw,1x2x4x1025/2x3x72x72/1x2x1x4100/1x1x1x4104,saved=0
     """,
     "miopen-training-vector-tail": """
-        train,spatial,f32,nchw,2x3x1x4097
-        train,spatial,f32,nchw,3x1x1x4097
+        train,spatial,f32,nchw,2x3x1x4097/3x1x1x4097
         train,spatial,f16,nchw,33x2x1x4097
     """,
     "miopen-training-stash": """
-        train,spatial,f32,nchw,769x2x1x1025
-        train,spatial,f32,nchw,769x2x1x1026
-        train,spatial,f32,nchw,769x2x1x1027
-        train,spatial,f32,nchw,769x2x1x2049
-        train,spatial,f32,nchw,8x1x1x4194305
+        train,spatial,f32,nchw,769x2x1x1025/769x2x1x1026/769x2x1x1027/769x2x1x2049/8x1x1x4194305
     """,
     "miopen-f16-blend": """
         infer,peract,f16,nchw,8x3x4x5,fill=randn,alpha=2,beta=0.5
         backward,spatial,f16,nhwc,4x6x8x9,beta=-1
     """,
     "miopen-nhwc-training-kernel": """
-        train,spatial,f32,nhwc,2x3x1x513
-        train,spatial,f32,nhwc,2x3x1x1024
-        train,spatial,f32,nhwc,769x2x1x151
+        train,spatial,f32,nhwc,2x3x1x513/2x3x1x1024/769x2x1x151
     """,
 }
 
 
-@table(("identity", "line"), [(i, line) for i, text in EDGES.items() for line in text.split()])
+@table(("identity", "line"), [(i, str(p)) for i, text in EDGES.items() for line in text.split() for p in expand(line)])
 def test_predicates_end_where_the_library_does(identity, line):
     problem = Problem.parse(line)
     tuned = identity == "miopen-tuned-backward"
