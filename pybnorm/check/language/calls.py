@@ -54,8 +54,8 @@ EVERY = {operation: _table(operation) for operation in METHODS}
 """Tensors of each operation."""
 TENSORS = {operation: tuple(t for t in rows if t.when in _PLAIN) for operation, rows in EVERY.items()}
 """Tensors of each operation without an activation, in the order of the method's arguments."""
-_KEYWORDS = {name: name for name in ("alpha", "beta", "alpha_param", "beta_param")}
-_KEYWORDS |= {"epsilon": "eps", "exponential_average_factor": "factor"}
+_KEYWORDS = {"epsilon": "eps"} | {name: name for name in ("alpha", "beta", "alpha_param", "beta_param")}
+_KEYWORDS |= {"exponential_average_factor": "factor"}
 """Keywords of calls, with the field of a problem that has the value."""
 
 
