@@ -496,7 +496,7 @@ def _register(
     schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], mapped: Callable[..., Any],
     derivative: Any = None,
 ) -> Any:  # fmt: skip
-    """Define an operator by its schema, its kernel, the one on shapes and that of ``torch.vmap``, and its derivative."""
+    """Define an operator by its schema, kernels (on memory, on shapes, of ``torch.vmap``) and derivative."""
     name = schema.partition("(")[0]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(name, kernel, "CompositeExplicitAutograd")
