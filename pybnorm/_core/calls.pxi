@@ -220,7 +220,11 @@ cdef inline double *_scalar(pbn_call *call, str name) except NULL:
 
 cdef double _number(object value, str name) except? -1:
     """A scalar as a float, converted once; its rule and x's dtype are looked at when the call is planned."""
-    return value if type(value) is float else _arguments.scalar(value, name)
+    if type(value) is float:
+        return value
+    if name == "epsilon":
+        return _arguments.epsilon(value)
+    return _arguments.factor(value) if name == "exponential_average_factor" else _arguments.scalar(value, name)
 
 
 cdef int _set_scalars(pbn_call *call, dict values) except -1:

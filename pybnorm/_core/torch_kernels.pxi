@@ -206,7 +206,7 @@ cdef bint _torch_data(void *handle, _TorchTensor *x) noexcept nogil:
         contiguous = contiguous and (x.strides[i] == packed or x.dims[i] == 1)
         packed *= x.dims[i]
     last = x.dims[1]
-    channels_last = x.strides[1] == 1 or x.dims[1] == 1
+    channels_last = (x.rank == 4 or x.rank == 5) and (x.strides[1] == 1 or x.dims[1] == 1)  # as PyTorch has it
     for i in range(x.rank - 1, -1, -1):
         if i == 1:
             continue
@@ -246,10 +246,10 @@ cdef int _torch_fail(object error, char *text) except -1:
     return 0
 
 
-cdef uintptr_t _torch_constant(_TorchKey *key, int value) except? 0:
-    """The address of a vector that takes the place of a scale or bias."""
+cdef object _torch_constant(_TorchKey *key, int value):
+    """A vector that takes the place of a scale or bias. Keep it until the call has returned."""
     wide, gpu = key.dtype == _TORCH_FLOAT64, key.device == _TORCH_CUDA
-    return _torch_host.constant(value, key.dims[1], wide, key.index if gpu else None).data_ptr()
+    return _torch_host.constant(value, key.dims[1], wide, key.index if gpu else None)
 
 
 cdef int _torch_run(_TorchKey *key, pbn_arguments *arguments, char *text) noexcept with gil:
@@ -266,7 +266,7 @@ cdef int _torch_run(_TorchKey *key, pbn_arguments *arguments, char *text) noexce
     cdef int64_t size
     cdef int64_t one = 1
     cdef Cache ready
-    workspace = None
+    workspace = ones = zeros = None
     try:
         if _torch_deterministic():
             key.flags |= _REPEATS
@@ -299,9 +299,11 @@ cdef int _torch_run(_TorchKey *key, pbn_arguments *arguments, char *text) noexce
         if key.device == _TORCH_CUDA:
             handle._follow(key.index, <uintptr_t>stream)
         if arguments.scale.address == 0:
-            arguments.scale.address = _torch_constant(key, 1)
+            ones = _torch_constant(key, 1)
+            arguments.scale.address = ones.data_ptr()
         if arguments.bias.address == 0 and (key.operation != PBN_OP_BACKWARD or key.flags & _ACTIVATES):
-            arguments.bias.address = _torch_constant(key, 0)
+            zeros = _torch_constant(key, 0)
+            arguments.bias.address = zeros.data_ptr()
         plan._call(handle, arguments, workspace, None)
     except KeyboardInterrupt:  # while it waited for the handle's lock
         PyErr_SetInterrupt()

@@ -261,14 +261,14 @@ class Graph(_Description):
         assert self._handle is not None
         return f"{self._handle.backend}: {', '.join(step.function for step in self._steps)}"
 
-    def get_plan_name_at_index(self, plan_index: int) -> str:
+    def get_plan_name_at_index(self, index: int) -> str:
         """`get_plan_name` of the plan 0, the only one."""
-        self._plan(plan_index)
+        self._plan(index)
         return self.get_plan_name()
 
-    def get_workspace_size_plan_at_index(self, plan_index: int) -> int:
+    def get_workspace_size_plan_at_index(self, index: int) -> int:
         """`get_workspace_size` of the plan 0, the only one."""
-        self._plan(plan_index)
+        self._plan(index)
         return self.get_workspace_size()
 
     def build_plan_at_index(self, index: int) -> None:

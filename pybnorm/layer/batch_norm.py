@@ -327,7 +327,8 @@ class BatchNorm:
 
     def forward_training(
         self, x: Any, scale: Any, bias: Any, y: Any, *, exponential_average_factor: float | None = None,
-        epsilon: float | None = None, **options: Any,
+        epsilon: float | None = None, alpha: float = 1.0, beta: float = 0.0, unbiased: bool = True,
+        workspace: Any = None,
     ) -> None:  # fmt: skip
         """Normalize by the statistics of the batch; update the running statistics and save the batch's for `backward`.
 
@@ -340,8 +341,8 @@ class BatchNorm:
         exponential_average_factor, epsilon : float, optional
             Default: the layer's. A value given becomes the layer's, and part of `info`.
             `pybnorm.miopen.cumulative_average_factor` makes the running statistics a plain average.
-        options
-            alpha, beta, unbiased and workspace, as in `Handle.forward_training`.
+        alpha, beta, unbiased, workspace
+            As in `Handle.forward_training`.
         """
         data = self._data(x)
         factor = self._factor
@@ -349,12 +350,14 @@ class BatchNorm:
             factor = _arguments.factor(exponential_average_factor)
         added = self._epsilon if epsilon is None else _arguments.epsilon(epsilon)
         own: dict[str, Any] = {"mode": self._mode, "algorithm": self._algorithm, "exponential_average_factor": factor}
-        self._handle.forward_training(data, scale, bias, y, **own, epsilon=added, **options, **self._state)
+        own |= {"alpha": alpha, "beta": beta, "unbiased": unbiased, "workspace": workspace}
+        self._handle.forward_training(data, scale, bias, y, **own, epsilon=added, **self._state)
         self._epsilon, self._factor, self._has_saved = added, factor, True
 
     def forward_inference(
-        self, x: Any, scale: Any, bias: Any, y: Any, *, epsilon: float | None = None, **options: Any
-    ) -> None:
+        self, x: Any, scale: Any, bias: Any, y: Any, *, epsilon: float | None = None, alpha: float = 1.0,
+        beta: float = 0.0, workspace: Any = None,
+    ) -> None:  # fmt: skip
         """Normalize by the running statistics.
 
         Parameters
@@ -363,8 +366,8 @@ class BatchNorm:
             As in `forward_training`.
         epsilon : float, optional
             For this call. Default: the layer's, that of the last forward training.
-        options
-            alpha, beta and workspace, as in `Handle.forward_inference`.
+        alpha, beta, workspace
+            As in `Handle.forward_inference`.
 
         Examples
         --------
@@ -379,12 +382,13 @@ class BatchNorm:
         data = self._data(x)
         mean, variance = self._state["running_mean"], self._state["running_variance"]
         own: dict[str, Any] = {"mode": self._mode, "algorithm": self._algorithm}
+        own |= {"alpha": alpha, "beta": beta, "workspace": workspace}
         own["epsilon"] = self._epsilon if epsilon is None else epsilon
-        self._handle.forward_inference(data, scale, bias, mean, variance, y, **own, **options)
+        self._handle.forward_inference(data, scale, bias, mean, variance, y, **own)
 
     def backward(
         self, x: Any, dy: Any, scale: Any, dx: Any, dscale: Any, dbias: Any, *, epsilon: float | None = None,
-        **options: Any,
+        alpha: float = 1.0, beta: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0, workspace: Any = None,
     ) -> None:  # fmt: skip
         """Gradients of the last `forward_training`, from the statistics it saved.
 
@@ -397,8 +401,8 @@ class BatchNorm:
             As `bias_scale_properties` says.
         epsilon : float, optional
             Checked and not used, because the saved statistics hold it already; gocudnn has the argument.
-        options
-            alpha, beta, alpha_param, beta_param and workspace, as in `Handle.backward`.
+        alpha, beta, alpha_param, beta_param, workspace
+            As in `Handle.backward`.
 
         Notes
         -----
@@ -411,7 +415,8 @@ class BatchNorm:
         saved = {name: self._state[name] for name in ("saved_mean", "saved_inv_variance")}
         own: dict[str, Any] = {"mode": self._mode, "algorithm": self._algorithm}
         own["epsilon"] = self._epsilon if epsilon is None else epsilon
-        self._handle.backward(data, dy, scale, dx, dscale, dbias, **own, **options, **saved)
+        own |= {"alpha": alpha, "beta": beta, "alpha_param": alpha_param, "beta_param": beta_param}
+        self._handle.backward(data, dy, scale, dx, dscale, dbias, **own, workspace=workspace, **saved)
 
     backward_prop = backward
 

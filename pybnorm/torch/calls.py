@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -46,6 +47,8 @@ def gpu() -> Gpu | None:
     return _OF_ROCM if torch.version.hip is not None else _OF_CUDA if torch.version.cuda is not None else None
 
 
+raised = threading.local()
+"""The error of a call that a kernel in C left to Python, of this thread: `error`."""
 compiled = False
 """Whether PyTorch's dispatcher has this package's kernels in C, as `pybnorm.torch.installation` gives them."""
 
@@ -175,11 +178,20 @@ def dense(x: torch.Tensor) -> torch.Tensor:
     """The tensor without gaps or overlaps, in an axis order that backends are fast on; PyTorch copies the same."""
     if x.is_contiguous():
         return x
-    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
-        return x
-    if x.dim() == 5 and x.is_contiguous(memory_format=torch.channels_last_3d):
-        return x
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if x.dim() in formats and (x.is_contiguous(memory_format=formats[x.dim()]) or _is_channels_last(x)):
+        return x.contiguous(memory_format=formats[x.dim()])  # which is x itself where it is
     return x.contiguous()
+
+
+def _is_channels_last(x: torch.Tensor) -> bool:
+    """Say whether the axes lie in memory as those of channels last, with gaps, by PyTorch's rule."""
+    last = 0
+    for axis in (1, *range(x.dim() - 1, 1, -1), 0):
+        if x.size(axis) == 0 or x.stride(axis) < last or (axis == 0 and last == x.stride(1)):
+            return False
+        last = x.stride(axis) * max(x.size(axis), 1)
+    return bool(x.stride(1))
 
 
 def like(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -194,7 +194,11 @@ class _Host:
     def own(self, name: str, cuda: bool, arguments: list[Any]) -> Any:
         """Results of the kernel that would be called without ours."""
         if name in operators.BY_CALLS:
-            return operators.BY_CALLS[name](*arguments)
+            try:
+                return operators.BY_CALLS[name](*arguments)
+            except BaseException as error:
+                calls.raised.error = error  # PyTorch makes a RuntimeError of it
+                raise
         packed = arguments[:2] if name == "native_batch_norm_backward" else arguments[:1]
         packed[-1] = calls.dense(packed[-1])
         if len(packed) > 1:
@@ -212,6 +216,8 @@ class _Host:
     @functools.cache
     def constant(value: int, length: int, wide: bool, index: int | None) -> torch.Tensor:
         """A vector for a parameter that is not there; it is filled when this returns, for whichever stream."""
+        if index is not None and torch.cuda.is_current_stream_capturing():
+            raise ArgumentError("weight", None, "a tensor in the first call of its kind while a graph is captured")
         made = torch.full((length,), value, dtype=torch.float64 if wide else torch.float32, device="cpu")
         return made if index is None else made.to(f"cuda:{index}")
 

@@ -112,7 +112,9 @@ class _BatchNorm:
 
     def _has_operator(self: Any, input: torch.Tensor, residual: Any) -> bool:
         """Say whether one operator takes it: input not empty, residual of the shape and dtype of the sum."""
-        return input.numel() > 0 and (residual is None or (_like(residual, input) and residual.device == input.device))
+        return (torch.jit.is_tracing() or input.numel() > 0) and (
+            residual is None or (_like(residual, input) and residual.device == input.device)
+        )
 
     def _normalized(
         self: Any, input: torch.Tensor, mean: torch.Tensor | None, variance: torch.Tensor | None, batch: bool,

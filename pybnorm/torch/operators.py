@@ -203,7 +203,7 @@ def normalized(
 ) -> torch.Tensor:  # fmt: skip
     """``relu(batch_norm(x) + residual)``; `residual` has the shape, dtype and device of x, and needs `relu`."""
     fits = _check(x, mean, variance, weight, bias, training, momentum, eps, fallback, deterministic)
-    if not x.numel() or _is_written_down():
+    if _is_written_down() or not x.numel():
         y = torch.nn.functional.batch_norm(x, mean, variance, weight, bias, training, momentum, eps)
         return _then(y, residual, relu)
     if not training and (mean.requires_grad or variance.requires_grad):  # type: ignore[union-attr]
@@ -234,15 +234,24 @@ def _normalize(
     options: tuple[bool, bool, float, float, bool, bool, bool],
 ) -> Any:  # fmt: skip
     """y, and of training the batch's mean and inverse standard deviation; the running statistics are updated."""
-    if residual is not None:
-        residual = like(residual, x)
     fits, training, momentum, eps, *rest = options
     if not fits:
         return _pure(x, weight, bias, residual, mean, variance, options)
-    found = _update_and_normalize(x, weight, bias, mean, variance, training, momentum, eps, residual, *rest)
+    found = _called(_update_and_normalize, x, weight, bias, mean, variance, training, momentum, eps, residual, *rest)
     if training and mean is not None:
         torch.autograd.graph.increment_version((mean, variance))  # what autograd saved of them is another now
     return found
+
+
+def _called(operator: Callable[..., Any], *arguments: Any) -> Any:
+    """The results of an operator whose kernel is in C; an error of what it leaves to Python keeps its class."""
+    try:
+        return operator(*arguments)
+    except RuntimeError as error:
+        own = vars(calls.raised).pop("error", None)
+        if own is None or str(own) not in str(error):
+            raise
+    raise own
 
 
 def _pure(
@@ -286,6 +295,7 @@ def _train(
     x: torch.Tensor, weight: Optional, bias: Optional, residual: Optional, eps: float, relu: bool, *rest: bool
 ) -> Any:
     x = dense(x)
+    residual = None if residual is None else like(residual, x)
     if calls.fits(x, weight, bias):
         mean, variance = _statistics_of(x), _statistics_of(x)  # with momentum 1 nothing is read of the two
         found = _update_and_normalize(x, weight, bias, mean, variance, True, 1.0, eps, residual, relu, *rest)
@@ -299,6 +309,7 @@ def _infer(
     eps: float, relu: bool, *rest: bool,
 ) -> torch.Tensor:  # fmt: skip
     x = dense(x)
+    residual = None if residual is None else like(residual, x)
     if calls.fits(x, weight, bias, mean, variance):
         y: torch.Tensor = _update_and_normalize(
             x, weight, bias, mean, variance, False, 0.0, eps, residual, relu, *rest
@@ -312,9 +323,9 @@ def _normalize_by_calls(
     eps: float, residual: Optional, relu: bool, *rest: bool,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     packed = dense(x)
-    if packed is not x and calls.fits(packed, weight, bias):  # the kernel in C takes it then
-        residual = None if residual is None else like(residual, packed)
-        found = packed, weight, bias, mean, variance, training, momentum, eps, residual, relu, *rest
+    near = None if residual is None else like(residual, packed)
+    if (packed is not x or near is not residual) and calls.fits(packed, weight, bias):  # the kernel in C takes it then
+        found = packed, weight, bias, mean, variance, training, momentum, eps, near, relu, *rest
         return _update_and_normalize(*found)
     if not training:
         y = calls.infer(x, weight, bias, mean, variance, eps, *rest)
@@ -564,7 +575,7 @@ def _back(ctx: Any, dy: Optional) -> tuple[Optional, ...]:
     x, weight, *statistics, bias, y = ctx.saved_tensors
     wanted = [need and is_there for need, is_there in zip(needed[:3], there, strict=True)]
     arguments = dy, x, weight, *statistics, training, eps, wanted, bias, y, residual, *rest
-    found = (_backward if _is_constant(dy, x, weight) else _Gradient.apply)(*arguments)
+    found = _called(_backward, *arguments) if _is_constant(dy, x, weight) else _Gradient.apply(*arguments)
     kept = [gradient if want else None for gradient, want in zip(found, (*wanted, residual), strict=True)]
     return (*kept, *(None,) * ctx.others)
 

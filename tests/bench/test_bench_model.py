@@ -71,7 +71,7 @@ def test_installed_is_of_its_own_steps_alone(model, need_device, monkeypatch):
     real, within, steps = pybnorm.torch.install, [], []
 
     def install(**options):
-        monkeypatch.setattr(pybnorm.torch.installation._Host, "plan", lambda *given: (None, None, None))
+        monkeypatch.setattr(pybnorm.torch.installation._Host, "plan", lambda *given: None)
         made = real(**options)
         within.append(made)
         return made

@@ -62,6 +62,7 @@ NOT_CALLED = {
     "pybnorm._core.remove_torch_kernels": "as install_torch_kernels",
     "pybnorm.check.Worker": "starts a process at each call: tests/check",
     "pybnorm.torch.install": "stays for the process: tests/pytorch/test_installation.py",
+    "pybnorm.torch.Installation": "install makes it",
     **{
         f"pybnorm._core.{name}": "of the package's own modules, which give what they have made"
         for name in ["allow_in_place", "cache", "defects_of", "look", "refuse_addresses", "tell_of_defects", "way_of"]

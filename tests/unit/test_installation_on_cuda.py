@@ -28,8 +28,6 @@ SCRIPT = """
 
     capturing, own, plans, copies = [False], [], [], []
     torch.cuda.is_current_stream_capturing = lambda: capturing[0]
-    installation._constant = lambda value, length, kind, index: (
-        copies.append(index) or torch.full((length,), value, dtype=kind))
 
     class Core:
         "The core, for which native_cuda is cuDNN."
@@ -53,12 +51,15 @@ SCRIPT = """
     real_handle = functional._default_handle
     functional._default_handle = lambda x, backend, there: Named(real_handle(x, "cudnn", there))
     installation._core = Core()
-    pairs = [("CPU", name) for name in installation._OPERATORS["CUDA"]]
+    both = ("native_batch_norm", "native_batch_norm_backward")
+    pairs = [("CPU", name) for name in (*both, "cudnn_batch_norm", "cudnn_batch_norm_backward")]
     host = installation._Host(pairs)
-    for name in installation._NATIVE:
+    for name in both:
         host.kernels[name, True] = host.kernels.pop((name, False))
-    real_own, real_plan = host.own, host.plan
-    host.own = lambda name, *given: own.append(name) or real_own(name, *given)
+    real_own, real_plan = host.theirs, host.plan
+    host.theirs = lambda name, *given: own.append(name) or real_own(name, *given)
+    host.constant = lambda value, length, wide, index: (
+        copies.append(index) or torch.full((length,), float(value), dtype=torch.float64 if wide else torch.float32))
     host.plan = lambda *given: plans.append(real_plan(*given)) or plans[-1]
 
     def data(shape, dtype):
@@ -100,7 +101,7 @@ SCRIPT = """
     found["made"] = number("made_guards").value > 0
     (handle,) = [handle for (name, index), handle in functional._local.handles.items() if name == "cudnn"]
     found["stream"] = handle.stream
-    found["workspace"] = max([p.workspace_size for p, *_ in plans if p is not None])
+    found["workspace"] = max([p.workspace_size for p in plans if p is not None])
     found["copies"] = sorted(set(copies))
 
     given = rights[0][0]
@@ -115,7 +116,7 @@ SCRIPT = """
     step(natives, *given, True)
     warm = list(own)
     step(natives, *other, True)
-    found["captured"] = [warm, list(own), [p[0] is None for p in plans[made:]]]
+    found["captured"] = [warm, list(own), [p is None for p in plans[made:]]]
     capturing[0] = False
     del own[:]
     step(natives, *other, True)
@@ -125,7 +126,7 @@ SCRIPT = """
     first, second = (step(natives, *given, True) for _ in range(2))
     torch.use_deterministic_algorithms(False)
     found["repeats"] = all(torch.equal(first[n], second[n]) for n in first)
-    found["deterministic"] = [p is None or p.deterministic for p, *_ in plans[made:]]
+    found["deterministic"] = [p is None or p.deterministic for p in plans[made:]]
     counts = [t._use_count() for t in given if t is not None]
     for _ in range(3):
         step(natives, *given, True), step(cudnns, *given, True)

@@ -711,7 +711,7 @@ def like(*names):
     return {name: TRAINING[name] for name in names}
 
 
-INFERENCE = like("x", "scale", "bias", "mode", "alpha", "beta", "epsilon", "running_mean", "prior", "out['y']") | {
+INFERENCE = like("x", "scale", "bias", "mode", "alpha", "beta", "epsilon", "running_mean", "prior") | {
     "running_variance": [None, np.ones(2), NEGATIVE],
     "prior": TRAINING["prior"],
 }

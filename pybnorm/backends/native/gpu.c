@@ -539,7 +539,7 @@ static void bind(work *w) {
             a->data[AT_W] = NULL;
         if (stage == RESULTS && w->residual == BY_SUMS)
             a->data[AT_W] = c->dz;
-        if (stage == (w->residual == BY_SUMS ? RESULTS : SUMS) && w->residual != 0)
+        if (stage == (w->residual == BY_SUMS ? RESULTS : SUMS) && (w->residual != 0 || c->sums_only))
             a->data[AT_DZ] = NULL;
         a->scale = c->scale, a->bias = c->bias;
         a->dscale = c->dscale, a->dbias = c->dbias;

@@ -141,7 +141,7 @@ def _client(stack: contextlib.ExitStack, name: str, workers: int) -> Any:
         client = stack.enter_context(distributed.Client(target, timeout=seconds, set_as_default=False))
         client.wait_for_workers(1, timeout=seconds)
     except (OSError, ValueError, TypeError) as error:  # TypeError: TLS without certificates
-        allowed = f"the address of a dask scheduler that answers, and has a worker, in {seconds:g} s ({error})"
+        allowed = f"the address of a dask scheduler that answers, and has a worker, in {seconds:g} s ({error}); dask's setting distributed.comm.timeouts.connect gives it longer"
         raise ArgumentError("--executor", name, allowed) from None
     return client
 
@@ -150,7 +150,12 @@ def _patience() -> float:
     """Seconds that dask gives a connection."""
     import dask
 
-    return float(dask.utils.parse_timedelta(dask.config.get("distributed.comm.timeouts.connect"), "s"))
+    setting = dask.config.get("distributed.comm.timeouts.connect")
+    try:
+        return float(dask.utils.parse_timedelta(setting, "s"))
+    except (LookupError, TypeError, ValueError):
+        allowed = "a time such as 30s in dask's setting distributed.comm.timeouts.connect"
+        raise ArgumentError("--executor", repr(setting), allowed) from None
 
 
 async def _greet(distributed: Any, address: str, seconds: float) -> None:

@@ -130,7 +130,7 @@ def describe(backend: str, session: Session | None = None) -> BackendInfo:
                 info.device = opened.device.name
         info.driver = devices.driver(kind)
     except Exception as error:
-        if isinstance(error, errors.LibraryError) and not info.path:
+        if isinstance(error, errors.LibraryError) and not info.path and not is_implementation(backend):
             info.problem = str(error).splitlines()[0].partition(" To have one")[0]
             info.attempts, info.override = error.attempts, override(backend)
             info.hint = "" if info.override else _core.search_spec(backend).hint

@@ -276,7 +276,7 @@ def _arrays(problem: Problem, inputs: Inputs) -> tuple[_Changes, dict[str, int]]
 
 
 def _places_of_sums(problem: Problem, inputs: Inputs, names: tuple[str, str]) -> dict[str, int]:
-    """Where statistics show that only dscale has: where its sums are not 0."""
+    """Find where statistics show that only dscale has: where its sums are not 0."""
     dy = inputs.need("dy").astype(np.float64)
     axes = (0, *range(2, dy.ndim))
     with np.errstate(all="ignore"):
