@@ -664,11 +664,10 @@ def _param(param: TensorLike, x: TensorLike, bn_mode: Mode) -> None:
         raise ArgumentError(
             "param_desc", f"dims {param.dims}", f"{derived}, as derived from x {x.dims} in mode {bn_mode.name}"
         )
-    expected = derived_data_type(x.dtype)
-    if param.dtype != expected:
-        raise ArgumentTypeError(
-            "param_desc", f"dtype {param.dtype.short}", f"{expected.short} for {x.dtype.short} data"
-        )
+    allowed = dict.fromkeys((derived_data_type(x.dtype), *([x.dtype] if x.dtype.itemsize == 2 else [])))
+    if param.dtype not in allowed:
+        words = " or ".join(dtype.short for dtype in allowed)
+        raise ArgumentTypeError("param_desc", f"dtype {param.dtype.short}", f"{words} for {x.dtype.short} data")
 
 
 SCALARS: dict[Operation, tuple[str, ...]] = {

@@ -182,19 +182,20 @@ class Handle:
         self, x: Any, y: Any = None, *, mode: _Mode = ..., algorithm: _Algorithm | None = "auto", alpha: float = 1.0,
         beta: float = 0.0, epsilon: float = 1e-5, exponential_average_factor: float = 0.1, unbiased: bool = True,
         running: bool = True, saved: bool = True, activation: _Activation = ..., z: Any = None,
-        deterministic: bool = False,
+        deterministic: bool = False, parameters: Any = None,
     ) -> ForwardTrainingPlan:  # fmt: skip
         """Make a forward training call ready: everything but the pointers is validated and fixed now."""
     def plan_forward_inference(
         self, x: Any, y: Any = None, *, mode: _Mode = ..., algorithm: _Algorithm | None = "auto", alpha: float = 1.0,
         beta: float = 0.0, epsilon: float = 1e-5, activation: _Activation = ..., z: Any = None,
-        deterministic: bool = False,
+        deterministic: bool = False, parameters: Any = None,
     ) -> ForwardInferencePlan:  # fmt: skip
         """Make a forward inference call ready; parameters as in `plan_forward_training`."""
     def plan_backward(
         self, x: Any, dy: Any = None, dx: Any = None, *, mode: _Mode = ..., algorithm: _Algorithm | None = "auto",
         alpha: float = 1.0, beta: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0, epsilon: float = 1e-5,
         saved: bool = True, activation: _Activation = ..., z: Any = None, deterministic: bool = False,
+        parameters: Any = None,
     ) -> BackwardPlan:  # fmt: skip
         """Make a backward call ready; parameters as in `plan_forward_training`, dy and dx like x by default."""
 

@@ -24,6 +24,7 @@ cdef extern from "pybnorm/shim.h" nogil:
         PBN_DEVICE_ROCM
         PBN_CAP_IN_PLACE
         PBN_CAP_INVERSE
+        PBN_CAP_OWN_PARAMETERS
         PBN_ACTIVATION_NONE
         PBN_E_UNSUPPORTED
         PBN_E_NOT_LOADED

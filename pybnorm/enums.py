@@ -153,6 +153,8 @@ class Capability(enum.IntFlag):
     """Plans can make the halves of a synchronized batch norm, sums alone and dx from given sums, in one pass each."""
     RESIDUAL = 2048
     """Some plan adds `z` before the activation, and its backward writes `dz`."""
+    OWN_PARAMETERS = 4096
+    """Parameters and running statistics may be of x's own dtype of 16 bits; saved statistics are float32 still."""
 
     def __repr__(self) -> str:
         return "|".join(f"Capability.{bit.name}" for bit in Capability if bit & self) or "Capability(0)"

@@ -95,7 +95,8 @@ typedef enum pbn_capability {
     PBN_CAP_IN_PLACE = 256,    /* with beta 0 y may be x, and dx may be dy, but where the table of defects says so */
     PBN_CAP_INVERSE = 512,     /* inference takes 1/sqrt(variance + epsilon) too, by `inverse` of the call */
     PBN_CAP_HALVES = 1024,     /* plans make the halves of a synchronized batch norm: `sums_only` and `share` of the call */
-    PBN_CAP_RESIDUAL = 2048    /* some plan takes z, and backward dz; the core refuses them elsewhere */
+    PBN_CAP_RESIDUAL = 2048,   /* some plan takes z, and backward dz; the core refuses them elsewhere */
+    PBN_CAP_OWN_PARAMETERS = 4096 /* parameters may be of x's own dtype of 16 bits; the core refuses them elsewhere */
 } pbn_capability;
 
 /* When an error that kernels record on the device is read. */
@@ -188,7 +189,10 @@ typedef struct pbn_handle pbn_handle; /* each backend's own */
  * dx = scale*r*(dy - share*dbias - share*dscale*r^2*(x - saved_mean)). alpha is 1 and beta 0.
  *
  * beta = 0 (beta_param = 0) never reads the prior value. Parameters are contiguous vectors of
- * `param`'s dtype in C (spatial) or C,D,H,W (per-activation) order whatever x's layout. */
+ * `param`'s dtype in C (spatial) or C,D,H,W (per-activation) order whatever x's layout. That dtype is what `derive`
+ * says, or, where PBN_CAP_OWN_PARAMETERS is set, x's own of 16 bits. Then scale, bias, running statistics, dscale and
+ * dbias have it; statistics that are saved, or given as 1/sqrt(variance + epsilon), and sums that are given are
+ * float32 still. */
 typedef struct pbn_call {
     int32_t operation;
     int32_t mode;

@@ -189,6 +189,24 @@ cdef int _check_known(const pbn_backend *table, const pbn_row *row, int mode, Te
     return 0
 
 
+cdef int _check_own_parameters(const pbn_backend *table, int operation, int mode, TensorDescriptor x) except -1:
+    """Refuses parameters of x's own dtype of 16 bits where the backend has none."""
+    cdef const char *why = NULL
+    cdef const pbn_tensor *t = &x.tensor
+    if not table.capability(operation, mode, t.dtype, t.layout, t.rank, &why) & PBN_CAP_OWN_PARAMETERS:
+        raise _not_supported(
+            x.backend, _CALL_NAMES[operation], f"parameters of {x.dtype.short}: Capability.OWN_PARAMETERS is not set"
+        )
+    return 0
+
+
+cdef bint _is_statistic(const pbn_call *call, str name):
+    """Say whether a vector is float32 beside parameters of 16 bits: statistics and sums as they were computed."""
+    if name.startswith("running"):
+        return call.inverse
+    return name.startswith("saved") or (name in ("dscale", "dbias") and call.share != 0)
+
+
 cdef void _set_address(pbn_call *call, const pbn_row *row, uintptr_t address) noexcept:
     (<void **>(<char *>call + row.address))[0] = <void *>address
 

@@ -85,6 +85,24 @@ cdef class _HandleArrays(_HandleLife):
         key[0] = 0
         return sizeof(int64_t)
 
+    cdef object _own_parameters(self, const int64_t *key, object x, object scale):
+        """The dtype of scale where that is x's own of 16 bits, which decides that of all parameters; else None.
+
+        `key`: that of x, as `_kind` wrote it.
+        """
+        cdef _View view
+        if key[0] == 0:
+            own = x.dtype
+        elif ((key[1] >> 16) & 0xffff) != 16:
+            return None
+        else:
+            own = DataType.BFLOAT16 if key[1] >> 32 == _DL_BFLOAT else DataType.FLOAT16
+        if own.itemsize != 2:
+            return None
+        if _viewed(scale, False, &view):
+            return own if _is_dtype(&view.tensor, own) else None
+        return own if self._buffer(scale, "scale", False).dtype is own else None
+
     cdef tuple _look(self, tuple names, tuple arguments):
         cdef _View view
         cdef Py_ssize_t i

@@ -36,7 +36,8 @@ cdef class _HandleCalls(_HandleArrays):
             Logical order N, C, spatial; any layout, given by its strides.
         scale, bias : array
             `derived` shape: (1, C, 1...) or (C,) for the spatial modes, (1, C, spatial...) for per-activation;
-            contiguous; float64 for float64 x, else float32.
+            contiguous; float64 for float64 x, else float32, or x's own dtype where `Capability.OWN_PARAMETERS` is set:
+            scale's dtype is that of all parameters and running statistics.
         y : array, shape and dtype of x
             Written. Read only if `beta` is not 0; else it may be x itself where `Capability.IN_PLACE` is set.
         mode : Mode
@@ -53,7 +54,8 @@ cdef class _HandleCalls(_HandleArrays):
             as cuDNN, MIOpen and PyTorch do. ONNX, TensorFlow and hipDNN's README take the biased one: False, which adds
             a small call before and one after.
         saved_mean, saved_inv_variance : array, derived shape, optional
-            Written; both or none. The second is ``1 / sqrt(biased variance + epsilon)``.
+            Written; both or none; float64 for float64 x, else float32. The second is
+            ``1 / sqrt(biased variance + epsilon)``.
         activation : Activation
             What ``act`` is, in the vendor's own fused kernel. Without `algorithm` refused where
             `Capability.ACTIVATION` is not set; with one, NONE or RELU as in `plan_forward_training`.

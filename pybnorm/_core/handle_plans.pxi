@@ -184,6 +184,7 @@ cdef class Handle(_HandleCalls):
         activation=Activation.NONE,
         z=None,
         deterministic=False,
+        parameters=None,
     ):
         """Make a forward training call ready: everything but the pointers is validated and fixed now.
 
@@ -220,6 +221,9 @@ cdef class Handle(_HandleCalls):
         deterministic : bool
             Only ways whose bits are those of every equal call: ``"auto"`` and ``"fast"`` choose among these, another
             algorithm is an UnsupportedError that names them. See `Plan.deterministic`.
+        parameters : DataType, optional
+            Of scale, bias, running statistics, dscale and dbias. Default: float64 for float64 x, else float32. x's own
+            of 16 bits where `Capability.OWN_PARAMETERS` is set.
 
         Returns
         -------
@@ -253,21 +257,22 @@ cdef class Handle(_HandleCalls):
         call.factor = _number(exponential_average_factor, "exponential_average_factor")
         return self._planned(
             &call, {"x": x, "y": y, "z": z}, mode, alpha, beta, epsilon, activation, _has(running, saved, z), algorithm,
-            deterministic, _arguments.boolean(unbiased, "unbiased"),
+            deterministic, parameters, _arguments.boolean(unbiased, "unbiased"),
         )
 
     cdef Plan _planned(
         self, pbn_call *call, dict tensors, object mode, object alpha, object beta, object epsilon, object activation,
-        int has, object algorithm, object deterministic, bint unbiased=True,
+        int has, object algorithm, object deterministic, object parameters, bint unbiased=True,
     ):
         self._check()
         call.deterministic = _arguments.boolean(deterministic, "deterministic")
         _common(self, call, NULL, mode, alpha, beta, epsilon, _arguments.plan_activation(activation), None, None)
-        return _plan(self, call, tensors, has, algorithm, None, True, unbiased)
+        param = None if parameters is None else _arguments.data_type(parameters, "parameters")
+        return _plan(self, call, tensors, has, algorithm, param, True, unbiased)
 
     def plan_forward_inference(
         self, x, y=None, *, mode=Mode.SPATIAL, algorithm="auto", alpha=1.0, beta=0.0, epsilon=1e-5,
-        activation=Activation.NONE, z=None, deterministic=False,
+        activation=Activation.NONE, z=None, deterministic=False, parameters=None,
     ):
         """Make a forward inference call ready; parameters as in `plan_forward_training`.
 
@@ -297,7 +302,7 @@ cdef class Handle(_HandleCalls):
         _begin(&call, NULL, PBN_OP_FORWARD_INFERENCE)
         return self._planned(
             &call, {"x": x, "y": y, "z": z}, mode, alpha, beta, epsilon, activation, _has(False, False, z), algorithm,
-            deterministic,
+            deterministic, parameters,
         )
 
     def plan_backward(
@@ -317,6 +322,7 @@ cdef class Handle(_HandleCalls):
         activation=Activation.NONE,
         z=None,
         deterministic=False,
+        parameters=None,
     ):
         """Make a backward call ready; parameters as in `plan_forward_training`, dy and dx like x by default.
 
@@ -355,5 +361,5 @@ cdef class Handle(_HandleCalls):
         call.alpha_param, call.beta_param = _number(alpha_param, "alpha_param"), _number(beta_param, "beta_param")
         return self._planned(
             &call, {"x": x, "dy": dy, "dx": dx, "z": z}, mode, alpha, beta, epsilon, activation, _has(False, saved, z),
-            algorithm, deterministic,
+            algorithm, deterministic, parameters,
         )

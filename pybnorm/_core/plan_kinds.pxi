@@ -81,17 +81,19 @@ cdef inline char *_append_descriptor(char *end, TensorDescriptor descriptor) noe
 
 cdef Plan _kept(
     Handle handle, pbn_call *call, pbn_arguments *given, list held, object algorithm=None, bint unbiased=True,
-    TensorDescriptor param=None,
+    object param=None,
 ):
     """The plan of this kind of call, which the handle keeps.
 
     Its key is all that decides it: the scalars, which statistics are there, the algorithm, and what each data tensor
     looks like, by its descriptor or as an array (device, dtype, shape, strides, alignment). Parameters that are arrays
-    are not part of it: their shape and dtype follow from x and the mode, and every call checks them. Nor are values and
-    addresses. `held` has what the arguments borrow, until the call has returned.
+    are not part of it, but for whether scale has x's own 16 bits: their shape and dtype follow from this, x and the
+    mode, and every call checks them. Nor are values and addresses. `held` has what the arguments borrow, until the call
+    has returned.
     """
     cdef int64_t key[_KEY]
     cdef char *end = <char *>key
+    cdef const char *x
     cdef const pbn_row *row
     cdef pbn_argument *argument
     cdef Plan plan
@@ -101,6 +103,7 @@ cdef Plan _kept(
     cdef object found
     handle._check()
     end = _append(end, call, <char *>&call.x_desc - <char *>call if _normalizes(call.operation) else _FEW)
+    x = end
     while i < PBN_ROWS and pbn_rows[i].operation == call.operation:
         row = &pbn_rows[i]
         argument = <pbn_argument *>_argument(given, row)
@@ -115,7 +118,10 @@ cdef Plan _kept(
         i += 1
     has |= (1 << 16) if unbiased else 0
     if param is not None:
-        end = _append_descriptor(end, param)
+        end = _append_descriptor(end, <TensorDescriptor>param)
+    elif _normalizes(call.operation):
+        param = handle._own_parameters(<int64_t *>x, <object>given.x.object, <object>given.scale.object)
+        has |= (1 << 17) if param is not None else 0
     end = _append(end, &has, sizeof(has))
     found = PyBytes_FromStringAndSize(<char *>key, end - <char *>key)
     if algorithm is not None or (held and not at):
@@ -208,21 +214,22 @@ cdef object _unrepeated(Plan plan):
 
 
 cdef Plan _plan(
-    Handle handle, const pbn_call *wanted, dict tensors, int has, object algorithm, TensorDescriptor param=None,
+    Handle handle, const pbn_call *wanted, dict tensors, int has, object algorithm, object param=None,
     bint warns=True, bint unbiased=True, uintptr_t alignment=0,
 ):
     """A call made ready.
 
     `wanted`: operation, mode, scalars and activation. `tensors`: what data tensors look like, descriptors or arrays, by
-    name; the others look like x. `has`: PBN_RUNNING, PBN_SAVED, PBN_RESIDUAL. `param`: of the parameters; derived where
-    it is None. `warns`: of known defects; not for a query. `unbiased`: whether the running variance takes that one.
+    name; the others look like x. `has`: PBN_RUNNING, PBN_SAVED, PBN_RESIDUAL. `param`: of the parameters, a descriptor
+    or their dtype; derived where it is None. `warns`: of known defects; not for a query. `unbiased`: whether the
+    running variance takes that one.
     `alignment`: of data tensors that are descriptors; 0: 16.
     """
     kind = _PLANS.get(wanted.operation, Plan)
     cdef Plan plan = kind.__new__(kind)
     cdef pbn_call *call = &plan.call
     cdef const pbn_row *row
-    cdef TensorDescriptor x, own
+    cdef TensorDescriptor x, own, statistics
     cdef _Argument *argument
     cdef int i
     cdef int operation = wanted.operation
@@ -253,6 +260,9 @@ cdef Plan _plan(
             likes[plan.names[i]] = _like(handle, given[i], name, likes.get("x"))
             if row.when == PBN_ALWAYS:
                 alike[name] = likes[name]
+    if type(param) is DataType:
+        dims = _arguments.derived_dims(likes["x"].dims, Mode(call.mode))
+        param = TensorDescriptor(handle.backend, param, dims, _arguments.packed_strides(dims))
     _check_scalars(call, alike, param, (has & PBN_RUNNING) != 0)
     if algorithm is not None:
         _arguments.plan_activation(call.activation)
@@ -285,6 +295,8 @@ cdef Plan _plan(
             for i in range(plan.count):
                 if plan.arguments[i].planned:
                     _check_known(plan.table, plan.arguments[i].row, call.mode, x)
+            if param is not None and param.dtype != _arguments.derived_data_type(x.dtype):
+                _check_own_parameters(plan.table, operation, call.mode, x)
             if _normalizes(operation) and param is None:
                 own = derive_bn_tensor_descriptor(x, Mode(call.mode))
         except errors.UnsupportedError as error:
@@ -294,12 +306,13 @@ cdef Plan _plan(
             if param is not None:
                 own = TensorDescriptor(handle.backend, param.dtype, param.dims, param.strides)
             call.param_desc = &own.tensor
+            statistics = own if own.dtype == _arguments.derived_data_type(x.dtype) else _parameters_of(x, call.mode)
         for i in range(plan.count):
             argument = &plan.arguments[i]
             if not argument.planned:
                 continue
             if argument.row.vector:
-                found[i] = own
+                found[i] = statistics if _is_statistic(call, plan.names[i]) else own
                 if argument.row.when & (PBN_RUNNING | PBN_SAVED):
                     _set_address(call, argument.row, <uintptr_t>&_there)
             argument.span = _span_bytes(found[i])

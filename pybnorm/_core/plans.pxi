@@ -395,11 +395,10 @@ cdef class Plan:
     cdef uintptr_t _array_address(self, Handle handle, object value, int i, list kept) except 0:
         """Say where an array lies that looks as planned; `kept` holds its memory."""
         cdef const pbn_row *row = self.arguments[i].row
-        cdef const pbn_tensor *tensor = (<const pbn_tensor **>(<char *>&self.call + row.descriptor))[0]
-        cdef uintptr_t address = self._viewed(value, tensor, row.vector, row.written)
+        cdef TensorDescriptor planned = self.descriptors[i]
+        cdef uintptr_t address = self._viewed(value, &planned.tensor, row.vector, row.written)
         if address != 0:
             return address
-        cdef TensorDescriptor planned = self.descriptors[i]
         name = self.names[i]
         if row.vector:
             return handle._parameter(value, name, planned, kept, row.written)

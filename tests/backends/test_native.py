@@ -197,3 +197,42 @@ def test_what_ranks_contribute_is_computed_without_results():
     dx = dy - dy.mean(axes, keepdims=True) - right * (right * dy).mean(axes, keepdims=True)
     dx *= 1 / np.sqrt(wide.var(axes, keepdims=True) + 1e-5)
     assert np.abs(calls["backward_elemt"][1]["dx"] - dx).max() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("shape", [(8, 5, 7, 9), (64, 300), (3, 700, 1, 2), (20, 2, 60, 60)], ids=str)
+def test_parameters_of_16_bits_give_what_float32_gives_rounded_once(dtype, shape):
+    rng, c, found = np.random.default_rng(1), shape[1], []
+    x, dy = (rng.normal(mean, 2, shape).astype(dtype) for mean in (1, 0.1))
+    own = rng.uniform(0.5, 1.5, (4, c)).astype(dtype)
+    saved = np.empty((2, c), np.float32)
+    with pybnorm.Handle("native") as handle:
+        for kind in (dtype, np.float32):
+            scale, bias, mean, variance = own.astype(kind)
+            running, (given, again, dscale, dbias) = np.stack((mean, variance)), np.full((4, c), 2).astype(kind)
+            y, z, dx, last = (np.empty_like(x) for _ in range(4))
+            pair = {"saved_mean": saved[0], "saved_inv_variance": saved[1]}
+            running_pair = {"running_mean": running[0], "running_variance": running[1]}
+            handle.forward_training(x, scale, bias, y, **running_pair, **pair)
+            handle.forward_inference(x, scale, bias, mean, variance, z)
+            handle.backward(x, dy, scale, dx, given, again, beta_param=0.5, **pair)
+            name = np.dtype(kind).name
+            plan = handle.plan_backward(x, saved=False, activation="relu", algorithm=None, parameters=name)
+            plan(x, dy, scale, last, dscale, dbias, bias=bias)
+            results = y, z, dx, last, running, given, again, dscale, dbias
+            found.append([*(v.astype(dtype) for v in results), saved.copy()])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_parameters_of_16_bits_are_refused_where_they_are_not_known(load_library):
+    load_library("onednn")
+    x, scale = np.ones((4, 3, 5), ml_dtypes.bfloat16), np.ones(3, ml_dtypes.bfloat16)
+    with pybnorm.Handle("onednn") as handle, pytest.raises(pybnorm.UnsupportedError, match="OWN_PARAMETERS is not set"):
+        handle.forward_training(x, scale, scale, np.empty_like(x))
+    with pybnorm.Handle("native") as handle, pytest.raises(pybnorm.ArgumentTypeError, match="f32 or bf16 for bf16"):
+        handle.plan_forward_training(x, parameters="f16")
+    with pybnorm.Handle("native") as handle, pytest.raises(pybnorm.ArgumentTypeError, match=r"running_mean: .*bf16"):
+        handle.forward_training(
+            x, scale, scale, np.empty_like(x), running_mean=np.ones(3, np.float32), running_variance=scale
+        )

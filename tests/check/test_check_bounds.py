@@ -66,16 +66,16 @@ def test_one_class_has_the_bounds_of_a_problem(line):
 
 def plain_bounds(problem, inputs, h, one_pass):
     """Bounds of a one-channel problem, from the text of the derivation, element by element."""
-    u, u_p = (2.0**-53, 2.0**-53) if problem.dtype == DataType.FLOAT64 else (2.0**-24, 2.0**-24)
-    short = problem.params == DataType.FLOAT16
-    u_p = 2.0**-11 if short else u_p
+    u = 2.0**-53 if problem.dtype == DataType.FLOAT64 else 2.0**-24
+    u_p = 2.0**-11 if problem.params == DataType.FLOAT16 else u
     u_o, t_o = {
         "f32": (2.0**-24, 2.0**-126),
         "f64": (2.0**-53, 2.0**-1022),
         "f16": (2.0**-11, 2.0**-14),
         "bf16": (2.0**-8, 2.0**-126),
     }[problem.dtype.short]
-    t_p = 2.0**-14 if short else 2.0**-1022 if problem.dtype == DataType.FLOAT64 else 2.0**-126
+    own = problem.params == problem.dtype == DataType.FLOAT16  # whose saved statistics are float32
+    t_p = 2.0**-14 if u_p != u else 2.0**-1022 if problem.dtype == DataType.FLOAT64 else 2.0**-126
     xs = [float(v) for v in inputs.x.ravel()]
     gamma = float(inputs.scale.item())
     m, eps = len(xs), problem.epsilon
@@ -118,8 +118,8 @@ def plain_bounds(problem, inputs, h, one_pass):
             f, c = problem.factor, m / (m - 1)
             old_mean, old_variance = float(inputs.mean.item()), float(inputs.variance.item())
             result |= {
-                "saved_mean": [t_p + dmu + u_p * abs(mu)],
-                "saved_inv_variance": [t_p + dr + u_p * r],
+                "saved_mean": [(2.0**-126 if own else t_p) + dmu + (u if own else u_p) * abs(mu)],
+                "saved_inv_variance": [(2.0**-126 if own else t_p) + dr + (u if own else u_p) * r],
                 "running_mean": [t_p + f * dmu + (3 * u + u_p) * (abs((1 - f) * old_mean) + abs(f * mu))],
                 "running_variance": [t_p + f * c * dv + (5 * u + u_p) * (abs((1 - f) * old_variance) + f * c * v)],
             }
@@ -139,7 +139,7 @@ def plain_bounds(problem, inputs, h, one_pass):
         d_hat = r * dmu + abs(hat) * dr / r + 3 * u * w
         inner = 5 * u * (abs(dy) + abs(dbias) / m + abs(hat) * abs(dscale) / m)
         inner += e_bias / m + abs(hat) * e_scale / m + abs(dscale) / m * d_hat
-        if short:
+        if u_p != u:
             inner += u_p * (abs(dbias) + abs(hat) * abs(dscale)) / m
         e = abs(gamma) * r * inner + abs(value) * (dr / r + 2 * u)
         dx.append(keep(e, value, problem.alpha, problem.beta, prior, u_o, t_o))

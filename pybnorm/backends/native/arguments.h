@@ -8,7 +8,7 @@ typedef struct arguments {
     void *data[PLACES];
     long long row[PLACES], group[PLACES]; /* elements from one row, and from one group, to the next */
     long long span[PLACES];               /* elements from a tensor's first one to its last, and one more */
-    const void *scale, *bias;             /* parameters and statistics are of the dtype PARAM ... */
+    const void *scale, *bias;             /* parameters and running statistics are of the dtype PARAM ... */
     void *running_mean, *running_variance, *saved_mean, *saved_inverse, *dscale, *dbias;
     void *stats;                          /* ... and these of the numbers that are computed with: mean, 1/deviation, */
     void *parts;                          /* sum, dot, of each channel; records of parts */

@@ -378,6 +378,48 @@ static void add_up(const job *j, int moments, int64_t column, const double *firs
     *to_second = other;
 }
 
+/* `finish` where parameters are of 16 bits: by float32 beside them, each rounded once where it is written. */
+static void finish_narrow(const job *j, const finishing *of) {
+    const pbn_call *call = of->call;
+    const int own = call->param_desc->dtype, training = call->operation == PBN_OP_FORWARD_TRAINING;
+    const int gradient = of->stage == FINISH_GRADIENT;
+    const int given = call->inverse ? PBN_FLOAT32 : own, sums = call->share != 0 ? PBN_FLOAT32 : own;
+    pbn_call wide = *call;
+    const struct {
+        int dtype, written;
+        const void *vector, *place; /* where the call has it, and where `wide` says so */
+    } members[] = {
+        {own, 0, call->scale, &wide.scale},
+        {own, 0, call->bias, &wide.bias},
+        {given, training, call->running_mean, &wide.running_mean},
+        {given, training, call->running_variance, &wide.running_variance},
+        {PBN_FLOAT32, training, call->saved_mean, &wide.saved_mean},
+        {PBN_FLOAT32, training, call->saved_inv_variance, &wide.saved_inv_variance},
+        {sums, gradient, call->dscale, &wide.dscale},
+        {sums, gradient, call->dbias, &wide.dbias},
+    };
+    enum { MEMBERS = sizeof members / sizeof members[0] };
+    float numbers[MEMBERS][STRIP];
+    finishing beside = *of;
+    beside.call = &wide, beside.at = 0, beside.step = 1;
+    for (int back = 0; back < 2; back++) {
+        for (int i = 0; i < MEMBERS; i++) {
+            const int dtype = members[i].dtype;
+            char *const at = (char *)(uintptr_t)members[i].vector + of->at * (int64_t)pbn_item_size(dtype);
+            const void *const near = numbers[i];
+            if (members[i].vector == NULL)
+                continue;
+            if (!back) {
+                blend(1, &of->n, dtype, at, &of->step, 1, PBN_FLOAT32, numbers[i], &beside.step, 0);
+                memcpy((void *)(uintptr_t)members[i].place, &near, sizeof near);
+            } else if (members[i].written)
+                blend(1, &of->n, PBN_FLOAT32, near, &beside.step, 1, dtype, at, &of->step, 0);
+        }
+        if (!back)
+            j->run->finish(&beside);
+    }
+}
+
 /* Coefficients of `n` channels, at most STRIP columns: of a group's run from channel `index` on, or of so many groups.
  * They go to their place in the run, or the group's, of `vectors`. */
 static void finish(const job *j, int stage, int64_t group, int64_t index, int64_t n, const double *first,
@@ -407,7 +449,10 @@ static void finish(const job *j, int stage, int64_t group, int64_t index, int64_
     for (int64_t i = 0; i < n && stage != FINISH_GIVEN && !alone; i++)
         add_up(j, stage == FINISH_TRAINING, columns ? (index + i) * p->repeat : 0, first + i * group_sums,
                second + i * group_sums, all_first + i, all_second + i);
-    j->run->finish(&of);
+    if (j->call->param_desc->dtype > PBN_FLOAT64)
+        finish_narrow(j, &of);
+    else
+        j->run->finish(&of);
 }
 
 /* Groups whose parameters are equally far from one another can be finished together. */

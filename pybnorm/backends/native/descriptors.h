@@ -92,7 +92,7 @@ static uint32_t capability(int operation, int mode, int dtype, int layout, int r
         status = check_mode(mode);
     if (operation >= PBN_OP_FORWARD_TRAINING && operation <= PBN_OP_BACKWARD)
         bits |= PBN_CAP_BLEND_NATIVE | PBN_CAP_ACTIVATION | PBN_CAP_IN_PLACE | PBN_CAP_RESIDUAL |
-                (operation == PBN_OP_FORWARD_INFERENCE ? PBN_CAP_INVERSE : PBN_CAP_HALVES);
+                PBN_CAP_OWN_PARAMETERS | (operation == PBN_OP_FORWARD_INFERENCE ? PBN_CAP_INVERSE : PBN_CAP_HALVES);
     if (why != NULL)
         *why = status == PBN_OK ? NULL : pbn_reason;
     return status == PBN_OK ? bits : 0;
@@ -107,7 +107,7 @@ static int check_tensor(const pbn_tensor *t, const pbn_tensor *x) {
 
 static int check_call(const pbn_call *call) {
     const pbn_tensor *x = call->x_desc;
-    const int backward = call->operation == PBN_OP_BACKWARD;
+    const int backward = call->operation == PBN_OP_BACKWARD, wide = x != NULL && x->dtype == PBN_FLOAT64;
     if (x == NULL || x->rank < 2 || call->param_desc == NULL)
         return pbn_refuse(PBN_E_ARGUMENT, "x_desc and param_desc must be set");
     int status = check_mode(call->mode);
@@ -123,8 +123,8 @@ static int check_call(const pbn_call *call) {
         status = check_tensor(call->y_desc, x);
     if (status != PBN_OK)
         return status;
-    if (call->param_desc->dtype != (x->dtype == PBN_FLOAT64 ? PBN_FLOAT64 : PBN_FLOAT32))
-        return pbn_refuse(PBN_E_ARGUMENT, "parameters are float64 for float64 data, else float32");
+    if (call->param_desc->dtype != (wide ? PBN_FLOAT64 : PBN_FLOAT32) && call->param_desc->dtype != x->dtype)
+        return pbn_refuse(PBN_E_ARGUMENT, "parameters are float64 for float64 data, else float32 or as the data");
     if (backward && call->share != 0 && call->saved_mean == NULL)
         return pbn_refuse(PBN_E_UNSUPPORTED, "the gradient of sums that are given needs the saved statistics");
     if (call->operation == PBN_OP_FORWARD_TRAINING && call->share != 0 && !call->sums_only)

@@ -3,7 +3,7 @@
  * macros:
  *
  *     KERNEL_name   the one kernel that is compiled
- *     DTYPE, PARAM  numbers of pbn_dtype: of the data; of parameters and statistics
+ *     DTYPE, PARAM  numbers of pbn_dtype: of the data; of parameters and running statistics
  *     BACKWARD      0 or 1
  *     FUSED         0, or 1: an activation, a residual, or scalars alpha and beta other than 1 and 0
  *     FORM          0 rows that begin anywhere, 1 rows of whole vectors, 2 any strides, element by element
@@ -131,6 +131,7 @@ typedef D::element T;
 typedef D::number N;
 typedef type<PARAM> PD;
 typedef PD::element P;
+typedef type<PARAM == 1> SD; /* of statistics that are saved and of sums that are given */
 
 #ifndef VECTOR
 #if FORM == 2
@@ -157,8 +158,12 @@ static __device__ __forceinline__ void store(T *to, const pack &v) {
 }
 
 static __device__ __forceinline__ N parameter(const void *vector, i64 i) { return (N)PD::get(((const P *)vector)[i]); }
+static __device__ __forceinline__ N statistic(const void *vector, i64 i) { return (N)((const SD::element *)vector)[i]; }
 static __device__ __forceinline__ void set_parameter(void *vector, i64 i, double value) {
     ((P *)vector)[i] = PD::put((PD::number)value);
+}
+static __device__ __forceinline__ void set_statistic(void *vector, i64 i, double value) {
+    ((SD::element *)vector)[i] = (SD::element)value;
 }
 
 /* 1 / sqrt(v). In float32 the approximation and a step of Newton's: rsqrt of a double is a longer chain of operations. */
@@ -288,8 +293,8 @@ static __device__ void finish_forward(const arguments &a, i64 i, const before &o
         ((N *)a.stats)[a.channels + i] = inverse;
     }
     if (a.saved_mean) {
-        set_parameter(a.saved_mean, i, mean);
-        set_parameter(a.saved_inverse, i, inverse);
+        set_statistic(a.saved_mean, i, mean);
+        set_statistic(a.saved_inverse, i, inverse);
     }
     if (a.running_mean) { /* with factor 0 the new ones are not read */
         const double f = a.factor, unbiased = variance * a.unbiased;
@@ -307,17 +312,21 @@ static __device__ void finish_backward(const arguments &a, i64 i, double sum, do
     }
 }
 
-/* Given: those of inference, those that were saved or are in the workspace. */
+/* Given: running ones, or those that were saved or are in the workspace. */
+static __device__ __forceinline__ N given(const arguments &a, const void *vector, i64 i) {
+    return PARAM > 1 && !a.inverse ? parameter(vector, i) : statistic(vector, i);
+}
+
 static __device__ __forceinline__ N given_mean(const arguments &a, i64 i) {
     if (a.saved_mean == 0)
         return ((const N *)a.stats)[i];
-    return parameter(a.saved_mean, i);
+    return given(a, a.saved_mean, i);
 }
 
 static __device__ __forceinline__ N given_inverse(const arguments &a, i64 i) {
     if (a.saved_inverse == 0)
         return ((const N *)a.stats)[a.channels + i];
-    return parameter(a.saved_inverse, i);
+    return given(a, a.saved_inverse, i);
 }
 
 static __device__ __forceinline__ coefficients affine(const arguments &a, i64 i, N mean, N inverse) {
@@ -341,8 +350,8 @@ struct channel {
         scale = a.scale ? parameter(a.scale, i) : (N)1;
         bias = a.bias ? parameter(a.bias, i) : (N)0;
         if (BACKWARD) {
-            sum = a.given ? parameter(a.dbias, i) : ((const N *)a.stats)[2 * a.channels + i];
-            dot = a.given ? parameter(a.dscale, i) : ((const N *)a.stats)[3 * a.channels + i];
+            sum = a.given ? statistic(a.dbias, i) : ((const N *)a.stats)[2 * a.channels + i];
+            dot = a.given ? statistic(a.dscale, i) : ((const N *)a.stats)[3 * a.channels + i];
         }
     }
     __device__ __forceinline__ coefficients found(const arguments &a) const {

@@ -43,7 +43,7 @@ from pybnorm.check.judging.results import (
     verdict_text,
 )
 from pybnorm.check.language.data import generate
-from pybnorm.check.language.problem import DATA_OUTPUTS, Problem
+from pybnorm.check.language.problem import Problem
 from pybnorm.check.run import archive
 from pybnorm.errors import ArgumentError
 from pybnorm.reference.namespaces import Array
@@ -674,7 +674,7 @@ def compare_outputs(
         if array.size != int(np.prod(shape)):
             raise ArgumentError(output, f"shape {array.shape}", f"shape {shape}")
     first, second = (array.reshape(shape) for array in values)
-    largest = expected.precision.max_out if output in DATA_OUTPUTS else expected.precision.max_param
+    largest = expected.largest(output)
     pair = OutputPair(output, Outcome.EQUAL, int(np.prod(shape)), classes=(classes[0].name, classes[1].name))
     words = [np.dtype(f"u{array.dtype.itemsize}") for array in (first, second)]
     for part in expected.parts(output, None, classes):

@@ -212,7 +212,7 @@ class _Seen:
         alpha, beta, prior = seen.blend(output)
         self.blend = alpha, beta, None if prior is None else self.columns(prior)
         self.given = self._given(seen.inputs if data else None)
-        p = expected.precision
+        p = expected.precision_of(output)
         self.evidence = Evidence(self.got, self.right, self.allowed, p.u_out if data else p.u_param)
 
     def picked(self, array: Any) -> Array:

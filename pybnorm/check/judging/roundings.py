@@ -101,7 +101,7 @@ def beyond(expected: Expected, outputs: Mapping[str, Array]) -> Beyond:
             if output not in ("y", "dx"):
                 found.noticed[output] = float(np.fmin.reduce(allowed / value, initial=math.inf))
             deviation = deviations[output][name]
-            ratio = np.abs(deviation) / allowed
+            ratio = np.where(np.isinf(deviation), np.nan, np.abs(deviation) / allowed)  # beyond the dtype's range
         if np.isnan(ratio).all():
             continue
         worst = int(np.nanargmax(ratio))

@@ -61,7 +61,7 @@ def arguments(problem: Problem | str) -> dict[str, Any]:
         if same is not None:
             found[tensor.name] = found[same]
             continue
-        dims, dtype = (case.dims, case.dtype) if tensor.data else (case.parameter_dims, case.parameter_dtype)
+        dims, dtype = calls.kind(case, tensor)
         strides = case.strides if tensor.data else _arguments.packed_strides(dims)
         memory = np.full(_arguments.span(dims, strides), np.nan, numpy_dtype(dtype))
         array = np.ndarray(dims, memory.dtype, memory, strides=tuple(s * dtype.itemsize for s in strides))
@@ -165,7 +165,7 @@ def _problem(problem: Problem | str) -> Problem:
 
 
 def _array(problem: Problem, tensor: calls.Tensor, value: Any) -> Array:
-    dims, dtype = (problem.dims, problem.dtype) if tensor.data else (problem.parameter_dims, problem.parameter_dtype)
+    dims, dtype = calls.kind(problem, tensor)
     argument = f"outputs[{tensor.name!r}]"
     if wrong := mismatch(tensor, dims, dtype.name.lower(), value):
         kind = ArgumentTypeError if " of type " in wrong else ArgumentError

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from pybnorm import _core
 from pybnorm.check.language.problem import LIMITS, OPERATIONS, Problem
 from pybnorm.check.language.problem import OPTIONS as LINE_OPTIONS
-from pybnorm.enums import Mode, Operation
+from pybnorm.enums import DataType, Mode, Operation
 
 METHODS = {operation: operation.name.lower() for operation in OPERATIONS.values()}
 """Of `pybnorm.Handle`."""
@@ -151,6 +151,13 @@ def around(problem: Problem) -> list[Tensor]:
 def outputs(problem: Problem) -> list[Tensor]:
     """List the tensors that the call of `problem` writes."""
     return [tensor for tensor in tensors(problem) if tensor.written]
+
+
+def kind(problem: Problem, tensor: Tensor) -> tuple[tuple[int, ...], DataType]:
+    """Dims and dtype of a tensor of `problem`."""
+    if tensor.data:
+        return problem.dims, problem.dtype
+    return problem.parameter_dims, problem.vector_dtype(tensor.values or tensor.name)
 
 
 def overwritten(problem: Problem) -> dict[str, str]:

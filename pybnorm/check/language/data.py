@@ -112,7 +112,7 @@ def generate(problem: Problem, judge: Namespace | None = None) -> Inputs:
     Returns
     -------
     Inputs
-        Data in the problem's dtype and dims, parameters and statistics in ``parameter_dtype`` and ``parameter_dims``.
+        Data in the problem's dtype and dims, parameters and statistics in ``vector_dtype`` and ``parameter_dims``.
     """
     checked(problem)
     _arguments.instance(
@@ -145,7 +145,7 @@ def generate(problem: Problem, judge: Namespace | None = None) -> Inputs:
         chunk = Chunk(problem, name, 0, fill.channels)
         drawn = fill.prior(chunk) if problem.beta_param else np.full(fill.channels, np.nan)
         values[name] = drawn.reshape(problem.parameter_dims)
-    stored = {name: round_to(v, problem.parameter_dtype) for name, v in values.items()}
+    stored = {name: round_to(v, problem.vector_dtype(name)) for name, v in values.items()}
     stored["x"] = fill.data("x")
     if operation == Operation.BACKWARD:
         stored["dy"] = fill.data("dy")
@@ -211,7 +211,6 @@ def surrounded(values: Array, steps: tuple[int, ...]) -> Array | None:
 
 def names(problem: Problem) -> dict[str, tuple[str, tuple[int, ...], DataType, bool]]:
     """List what an archive for `problem` may hold: name to field, shape, dtype, and whether it must be there."""
-    data, parameters = (problem.dims, problem.dtype), (problem.parameter_dims, problem.parameter_dtype)
     betas = {"prior": problem.beta, "prior_scale": problem.beta_param, "prior_bias": problem.beta_param}
 
     def name(tensor: calls.Tensor) -> str:
@@ -220,7 +219,7 @@ def names(problem: Problem) -> dict[str, tuple[str, tuple[int, ...], DataType, b
         return tensor.values if is_inverse else tensor.name
 
     return {
-        name(t): (t.values, *(data if t.data else parameters), bool(betas.get(t.values, True)))
+        name(t): (t.values, *calls.kind(problem, t), bool(betas.get(t.values, True)))
         for t in calls.tensors(problem)
         if t.values
     }

@@ -171,7 +171,8 @@ class Problem:
     eps : float, optional
         Epsilon; see `Problem.default_epsilon`.
     params : DataType, optional
-        Data type of scale, bias and statistics; by default float64 for float64 data, else float32.
+        Data type of scale, bias, their gradients and running statistics; by default float64 for float64 data, else
+        float32. Where it is that of data of 16 bits, saved statistics are float32 still.
     algorithm : str
         One of the backend's algorithms (`pybnorm.algorithms`); empty for its entry point. An algorithm that no backend
         has is an error. With one that only other backends have the case is UNSUPPORTED.
@@ -473,9 +474,14 @@ class Problem:
 
     @property
     def parameter_dtype(self) -> DataType:
-        """dtype of scale, bias and statistics."""
+        """dtype of scale, bias and statistics, but as `vector_dtype` says."""
         assert self.params is not None
         return self.params
+
+    def vector_dtype(self, name: str) -> DataType:
+        """dtype of a vector by its field or output: the saved pair is wider than parameters of the data's 16 bits."""
+        saved = name in ("saved_mean", "saved_inv_variance") and not self.composed
+        return self.default_params if saved and self.parameter_dtype == self.dtype else self.parameter_dtype
 
     @property
     def reduced_axes(self) -> tuple[int, ...]:

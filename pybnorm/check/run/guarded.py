@@ -74,11 +74,8 @@ class _Guarded:
     ) -> None:
         self.values, self.judge = values, judge if tensor.data else None
         self.guard = POISON if tensor.values and not tensor.values.startswith("prior") else PATTERN
-        if tensor.data:
-            self.dims, strides, dtype = problem.dims, problem.strides, problem.dtype
-        else:
-            self.dims, dtype = problem.parameter_dims, problem.parameter_dtype
-            strides = _arguments.packed_strides(self.dims)
+        self.dims, dtype = calls.kind(problem, tensor)
+        strides = problem.strides if tensor.data else _arguments.packed_strides(self.dims)
         self.word, fence = numpy_dtype(dtype), problem.fence
         size = self.word.itemsize
         self.strides, self.steps = strides, tuple(s * size for s in strides)

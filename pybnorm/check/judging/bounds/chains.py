@@ -85,7 +85,7 @@ def _results(expected: Expected, output: str) -> Array:
     whole = np.empty(expected.shape(output))
     for part in expected.parts(output, None, (Tier("exact", False, 1.0),)):
         whole[part.index] = on_host(part.reference)
-    return round_to(whole, problem.dtype if output in DATA_OUTPUTS else problem.parameter_dtype)
+    return round_to(whole, problem.dtype if output in DATA_OUTPUTS else problem.vector_dtype(output))
 
 
 def _padded(rows: Array, multiple: int) -> Array:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pybnorm import _arguments, reference
-from pybnorm.check.judging.bounds.classes import Tier, precision
+from pybnorm.check.judging.bounds.classes import Precision, Tier, precision
 from pybnorm.check.judging.bounds.formulas import (
     Deviations,
     Moments,
@@ -148,6 +148,19 @@ class Expected:
         """Say whether these inputs are those of the one that this varies."""
         like = self._like
         return like is not None and all(getattr(like.inputs, n) is getattr(self.inputs, n) for n in names)
+
+    def precision_of(self, output: str) -> Precision:
+        """`precision`, by the dtype that an output has where it is none of x's shape."""
+        p = self.precision
+        if output in DATA_OUTPUTS or self.problem.vector_dtype(output) == self.problem.parameter_dtype:
+            return p
+        wide = precision(self.problem.dtype)
+        u, tiny = min(p.u_param, wide.u_param), min(p.tiny_param, wide.tiny_param)
+        return p._replace(u_param=u, tiny_param=tiny, max_param=wide.max_param)
+
+    def largest(self, output: str) -> float:
+        """Largest finite number of an output's dtype."""
+        return self.precision.max_out if output in DATA_OUTPUTS else self.precision_of(output).max_param
 
     def shape(self, output: str) -> tuple[int, ...]:
         """Shape of an output."""
@@ -422,7 +435,7 @@ class Expected:
         return result, lambda error: error
 
     def _parameter_part(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Part:
-        p, problem, inputs, result = self.precision, self.problem, self.inputs, self._parameters[output]
+        p, problem, inputs, result = self.precision_of(output), self.problem, self.inputs, self._parameters[output]
         alpha, beta, prior = self.blend(output)
         before = None if prior is None else prior.astype(np.float64)
         out = blended(result, alpha, beta, before)

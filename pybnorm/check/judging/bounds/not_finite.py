@@ -43,7 +43,6 @@ import numpy as np
 
 from pybnorm.check.judging.bounds.classes import Tier
 from pybnorm.check.judging.bounds.expected import Expected, Part
-from pybnorm.check.language.problem import DATA_OUTPUTS
 from pybnorm.enums import Operation
 from pybnorm.reference.namespaces import Array
 
@@ -88,9 +87,7 @@ def find(expected: Expected, output: str, got: Array, tier: Tier) -> Findings:
     beyond the range of its type.
     """
     tainted, nan, open_ = _certain(expected, output)
-    data = output in DATA_OUTPUTS
-    p = expected.precision
-    largest = p.max_out if data else p.max_param
+    largest = expected.largest(output)
     overflows = expected.overflows(output)
     signed = output in _SIGNED or expected.problem.operation == Operation.FORWARD_INFERENCE
     result = Findings()

@@ -81,7 +81,7 @@ class Held(NamedTuple):
 def held(expected: Expected, output: str, part: Part) -> Held:
     """Say which elements of a block are wrong."""
     assert part.got is not None
-    largest = expected.precision.max_out if output in DATA_OUTPUTS else expected.precision.max_param
+    largest = expected.largest(output)
     right, values = part.reference, part.got
     with np.errstate(all="ignore"):
         error = np.abs(values - right)
@@ -105,8 +105,8 @@ def held(expected: Expected, output: str, part: Part) -> Held:
 def _compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, ...]) -> Tally:
     tally = Tally()
     data = output in DATA_OUTPUTS
-    largest = expected.precision.max_out if data else expected.precision.max_param
-    dtype = expected.problem.dtype if data else expected.problem.parameter_dtype
+    largest = expected.largest(output)
+    dtype = expected.problem.dtype if data else expected.problem.vector_dtype(output)
     for part in expected.parts(output, got, classes):
         assert part.got is not None
         right, values = part.reference, part.got

@@ -152,7 +152,7 @@ def _changed(
 ) -> Inputs:
     old = getattr(inputs, name)
     data = old.shape == inputs.x.shape
-    dtype = problem.dtype if data else problem.parameter_dtype
+    dtype = problem.dtype if data else problem.vector_dtype(name)
     new = old.astype(np.float64)
     if place is None:
         place = old.size - 1
