@@ -122,8 +122,6 @@ cdef class CallList:
         cdef int op = _arguments.operation(operation)
         cdef int row
         cdef size_t offset, nbytes
-        cdef const char *why = NULL
-        cdef uint32_t bits
         cdef const pbn_backend *maker
         cdef int place = self.ends[self.count - 1] if self.count else 0
         handle._check()
@@ -156,11 +154,9 @@ cdef class CallList:
         _check_capability(maker, op, call.mode, own, _CALL_NAMES[op])
         for row in range(PBN_ROWS):
             if pbn_rows[row].operation == op and _ROW_NAMES[row] in arrays:
-                _check_known(maker, &pbn_rows[row], call.mode, own)
+                _check_needs(maker, op, call.mode, own, pbn_rows[row].needs, f"tensor {_ROW_NAMES[row]!r}")
         if call.inverse:
-            bits = maker.capability(op, call.mode, own.tensor.dtype, own.tensor.layout, own.tensor.rank, &why)
-            if not bits & PBN_CAP_INVERSE:
-                raise _unsupported(handle, _CALL_NAMES[op], "Capability.INVERSE is not set")
+            _check_needs(maker, op, call.mode, own, PBN_CAP_INVERSE, "inverse variance")
         if _normalizes(op):
             key = _key(arrays["x"]), call.mode
             pd = self.descriptors.get(key)

@@ -177,25 +177,15 @@ cdef inline const pbn_argument *_argument(const pbn_arguments *arguments, const 
     return <const pbn_argument *>(<const char *>arguments + row.argument)
 
 
-cdef int _check_known(const pbn_backend *table, const pbn_row *row, int mode, TensorDescriptor x) except -1:
-    """Refuses a tensor that the backend does not know: it would be ignored, or left as it was."""
+cdef int _check_needs(
+    const pbn_backend *table, int operation, int mode, TensorDescriptor x, uint32_t needs, str what
+) except -1:
+    """Refuses what the backend does not know: it would be ignored, left as it was, or read as something else."""
     cdef const char *why = NULL
     cdef const pbn_tensor *t = &x.tensor
-    if row.needs & ~table.capability(row.operation, mode, t.dtype, t.layout, t.rank, &why):
+    if needs & ~table.capability(operation, mode, t.dtype, t.layout, t.rank, &why):
         raise _not_supported(
-            x.backend, _CALL_NAMES[row.operation],
-            f"the backend has no tensor {row.name.decode()!r} here: {Capability(row.needs)!r} is not set",
-        )
-    return 0
-
-
-cdef int _check_own_parameters(const pbn_backend *table, int operation, int mode, TensorDescriptor x) except -1:
-    """Refuses parameters of x's own dtype of 16 bits where the backend has none."""
-    cdef const char *why = NULL
-    cdef const pbn_tensor *t = &x.tensor
-    if not table.capability(operation, mode, t.dtype, t.layout, t.rank, &why) & PBN_CAP_OWN_PARAMETERS:
-        raise _not_supported(
-            x.backend, _CALL_NAMES[operation], f"parameters of {x.dtype.short}: Capability.OWN_PARAMETERS is not set"
+            x.backend, _CALL_NAMES[operation], f"the backend has no {what} here: {Capability(needs)!r} is not set"
         )
     return 0
 

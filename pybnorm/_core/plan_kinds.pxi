@@ -293,10 +293,12 @@ cdef Plan _plan(
         try:
             _check_capability(plan.table, operation, call.mode, x, plan.name)
             for i in range(plan.count):
+                row = plan.arguments[i].row
                 if plan.arguments[i].planned:
-                    _check_known(plan.table, plan.arguments[i].row, call.mode, x)
+                    _check_needs(plan.table, operation, call.mode, x, row.needs, f"tensor {plan.names[i]!r}")
             if param is not None and param.dtype != _arguments.derived_data_type(x.dtype):
-                _check_own_parameters(plan.table, operation, call.mode, x)
+                what = f"parameters of {x.dtype.short}"
+                _check_needs(plan.table, operation, call.mode, x, PBN_CAP_OWN_PARAMETERS, what)
             if _normalizes(operation) and param is None:
                 own = derive_bn_tensor_descriptor(x, Mode(call.mode))
         except errors.UnsupportedError as error:
