@@ -112,9 +112,9 @@ class _BatchNorm:
 
     def _has_operator(self: Any, input: torch.Tensor, residual: Any) -> bool:
         """Say whether one operator takes it: input not empty, residual of the shape and dtype of the sum."""
-        return (torch.jit.is_tracing() or input.numel() > 0) and (
-            residual is None or (_like(residual, input) and residual.device == input.device)
-        )
+        if not torch.jit.is_tracing() and input.numel() == 0:
+            return False
+        return residual is None or (_like(residual, input) and residual.device == input.device)
 
     def _normalized(
         self: Any, input: torch.Tensor, mean: torch.Tensor | None, variance: torch.Tensor | None, batch: bool,

@@ -189,6 +189,13 @@ def test_what_cannot_be_called_is_no_verdict(name, reason):
     assert not info.id
 
 
+def test_a_kernel_without_its_library_says_which(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYBNORM_LIB_MIOPEN", str(tmp_path / "none.so"))
+    file = tmp_path / "needs.py"
+    file.write_text("import pybnorm\nclass Needs:\n    def __init__(self): pybnorm.Handle('miopen')\n")
+    assert "MIOpen" in describe(f"{file}:Needs").problem
+
+
 def test_a_module_is_found_from_the_current_folder(tmp_path, monkeypatch):
     (tmp_path / "found_here.py").write_text("from wrong_kernels import Right\nright = Right()\n")
     monkeypatch.chdir(tmp_path)

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import threading
 import zipfile
 
 import numpy as np
@@ -139,11 +140,73 @@ def test_operators_are_registered_as_they_behave(torch, operators, device, opera
     assert set(torch.library.opcheck(call.default, given).values()) == {"SUCCESS"}
 
 
+@pytest.mark.parametrize("shape", [(4, 3, 5), (2, 3, 2, 2, 2, 2)], ids=str)
+def test_layouts_are_those_that_shapes_alone_tell(torch, operators, device, shape):
+    """Channels last is of four and five axes, as PyTorch has it: others are copied."""
+    x = made(torch, device, *shape).transpose(1, -1).contiguous().transpose(1, -1)
+    weight, bias, mean, variance = (made(torch, device, 3, seed=n).abs() for n in range(4))
+    back = 1e-5, [True] * 3, None, None, False, False, False
+    for call, given in (
+        (operators.batch_norm_, (x, weight, bias, mean, variance, True, 0.1, 1e-5, x.clone(), True, False, False)),
+        (operators.batch_norm_backward, (x.clone(), x, weight, None, None, mean, variance, True, *back)),
+    ):
+        assert set(torch.library.opcheck(call.default, given, test_utils="test_faketensor").values()) == {"SUCCESS"}
+        assert call(*given)[0].is_contiguous()
+
+
+def test_a_slice_keeps_its_layout(torch, ours, device):
+    whole = made(torch, device, 2, 8, 4, 6).contiguous(memory_format=torch.channels_last)
+    for x in (whole[:, :4], whole[..., ::2], whole[:, :, 1:3], whole[:1], whole[..., :1], whole.contiguous()[:, :4]):
+        theirs = torch.nn.functional.batch_norm(x, None, None, training=True)
+        assert ours.batch_norm(x, None, None, training=True).stride() == theirs.stride()
+
+
+def test_errors_behind_the_dispatcher_keep_their_class(torch, ours, device):
+    x = made(torch, device, 4, 3, 5)
+    for call in (ours.batch_norm, lambda *given, **options: ours.BatchNorm1d(3, eps=1e-300)(x, activation="relu")):
+        with pytest.raises(pybnorm.ArgumentError, match=r"^(eps|epsilon): got 1e-300"):
+            call(x, None, None, training=True, eps=1e-300)
+    if device == "cpu":
+        odd = torch.frombuffer(bytearray(97), dtype=torch.float32, offset=1, count=24).view(2, 3, 4)
+        with pytest.raises(pybnorm.ArgumentError, match=r"^(input|x): "):
+            ours.batch_norm(odd, None, None, training=True)
+        y = ours.batch_norm(made(torch, device, 2, 3, 4).requires_grad_(), None, None, training=True)
+        with pytest.raises(pybnorm.ArgumentError, match=r"^dy: "):
+            y.backward(odd)
+
+
+def test_threads_without_parameters(torch, ours, device):
+    """What takes their place lives as long as each call, whoever made it."""
+    for channels in range(50001, 50021):
+        barrier, wrong = threading.Barrier(4), []
+        x = made(torch, device, 4, channels)
+        wanted = torch.nn.functional.batch_norm(x, None, None, training=True)
+
+        def run(barrier=barrier, wrong=wrong, x=x, wanted=wanted):
+            barrier.wait()
+            found = ours.batch_norm(x, None, None, training=True)
+            wrong.append(bool((found - wanted).abs().max() > 1e-4))
+
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == [False] * 4
+
+
 # ---------------------------------------------------------------- function transforms
 
 
 def loss(torch, function, bias):
     return lambda x, weight: (function(x, None, None, weight, bias, True) ** 3).sum()
+
+
+def test_vmap_over_a_residual_of_other_strides(torch, ours, device):
+    module = ours.BatchNorm1d(3, track_running_stats=False).to(device)
+    x, residuals = made(torch, device, 4, 3, 5), made(torch, device, 2, 4, 5, 3, seed=1).transpose(2, 3)
+    found = torch.vmap(lambda r: module(x, activation="relu", residual=r))(residuals)
+    same(torch, found, [module(x, activation="relu", residual=r) for r in residuals])
 
 
 def test_vmap_takes_each_as_if_alone(torch, ours, operators, device):

@@ -141,7 +141,10 @@ def _client(stack: contextlib.ExitStack, name: str, workers: int) -> Any:
         client = stack.enter_context(distributed.Client(target, timeout=seconds, set_as_default=False))
         client.wait_for_workers(1, timeout=seconds)
     except (OSError, ValueError, TypeError) as error:  # TypeError: TLS without certificates
-        allowed = f"the address of a dask scheduler that answers, and has a worker, in {seconds:g} s ({error}); dask's setting distributed.comm.timeouts.connect gives it longer"
+        allowed = (
+            f"the address of a dask scheduler that answers, and has a worker, in {seconds:g} s ({error}); "
+            "dask's setting distributed.comm.timeouts.connect gives it longer"
+        )
         raise ArgumentError("--executor", name, allowed) from None
     return client
 
