@@ -33,14 +33,16 @@ def options() -> Iterator[Row]:
     yield "option", "of", "default", "what it is"
     texts = {name: " ".join(text) for p in ClassDoc(Problem)["Parameters"] for name, text in _named(p)}
     defaults = {field.name: field.default for field in dataclasses.fields(Problem)}
-    words = {o: w for w, o in problem.OPERATIONS.items()}
-    every = {words[o]: set(own) for o, own in problem.OPTIONS.items()}
-    every |= {word: set(own) for word, own in problem.COMPOSED_OPTIONS.items()}
-    for name in dict.fromkeys(itertools.chain(*problem.OPTIONS.values(), *problem.COMPOSED_OPTIONS.values())):
-        of = [word for word, own in every.items() if name in own]
+    for name in dict.fromkeys(itertools.chain(*problem.OPTIONS.values())):
+        of = [word for word, own in problem.OPTIONS.items() if name in own]
         default = defaults[name]
         shown = {None: "its own", "": "none", True: "1", False: "0"}.get(default, getattr(default, "name", default))
-        yield f"``{name}=``", "all" if len(of) == len(every) else ", ".join(of), str(shown).lower(), texts[name]
+        yield (
+            f"``{name}=``",
+            "all" if len(of) == len(problem.OPTIONS) else ", ".join(of),
+            str(shown).lower(),
+            texts[name],
+        )
 
 
 def _named(parameter: Any) -> Iterator[tuple[str, list[str]]]:

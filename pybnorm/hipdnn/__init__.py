@@ -117,8 +117,6 @@ class Graph(_Refusing, graph.Graph):
     check_support = _stage("check_support", _returned)
     get_workspace_size = _stage("get_workspace_size", _raised)
     get_plan_name = _stage("get_plan_name", _raised)
-    get_plan_name_at_index = _stage("get_plan_name_at_index", _raised)
-    get_workspace_size_plan_at_index = _stage("get_workspace_size_plan_at_index", _raised)
     to_json = _stage("to_json", _raised)
 
     def checkNoDuplicateTensorIds(self) -> Error:
@@ -147,6 +145,14 @@ class Graph(_Refusing, graph.Graph):
             graph.Graph.build_plans(self)
 
         return _returned(both)
+
+    def get_plan_name_at_index(self, plan_index: int) -> str:
+        """`pybnorm.graph.Graph.get_plan_name_at_index`."""
+        return str(_raised(super().get_plan_name_at_index, plan_index))
+
+    def get_workspace_size_plan_at_index(self, plan_index: int) -> int:
+        """`pybnorm.graph.Graph.get_workspace_size_plan_at_index`."""
+        return int(_raised(super().get_workspace_size_plan_at_index, plan_index))
 
     def get_autotune_workspace_size(self) -> int:
         """`get_workspace_size`: there is one plan."""

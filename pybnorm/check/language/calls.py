@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from pybnorm import _core
-from pybnorm.check.language.problem import LIMITS, OPERATIONS, Problem
+from pybnorm.check.language.problem import LIMITS, OPERATIONS, Problem, vector_dtype
 from pybnorm.check.language.problem import OPTIONS as LINE_OPTIONS
 from pybnorm.enums import DataType, Mode, Operation
 
@@ -157,7 +157,7 @@ def kind(problem: Problem, tensor: Tensor) -> tuple[tuple[int, ...], DataType]:
     """Dims and dtype of a tensor of `problem`."""
     if tensor.data:
         return problem.dims, problem.dtype
-    return problem.parameter_dims, problem.vector_dtype(tensor.values or tensor.name)
+    return problem.parameter_dims, vector_dtype(problem, tensor.values or tensor.name)
 
 
 def overwritten(problem: Problem) -> dict[str, str]:

@@ -24,7 +24,7 @@ from pybnorm._arrays import numpy_dtype
 from pybnorm.check.language import activations, calls
 from pybnorm.check.language.fills import GUARD, KINDS, Chunk, Kind, exact_means, paired_size, reach, round_to
 from pybnorm.check.language.generator import uniform
-from pybnorm.check.language.problem import FILE, Problem, checked
+from pybnorm.check.language.problem import FILE, Problem, checked, vector_dtype
 from pybnorm.enums import DataType, Operation
 from pybnorm.errors import ArgumentError
 from pybnorm.reference.namespaces import Array, Namespace
@@ -112,7 +112,7 @@ def generate(problem: Problem, judge: Namespace | None = None) -> Inputs:
     Returns
     -------
     Inputs
-        Data in the problem's dtype and dims, parameters and statistics in ``vector_dtype`` and ``parameter_dims``.
+        Data in the problem's dtype and dims, parameters and statistics in `vector_dtype` and ``parameter_dims``.
     """
     checked(problem)
     _arguments.instance(
@@ -145,7 +145,7 @@ def generate(problem: Problem, judge: Namespace | None = None) -> Inputs:
         chunk = Chunk(problem, name, 0, fill.channels)
         drawn = fill.prior(chunk) if problem.beta_param else np.full(fill.channels, np.nan)
         values[name] = drawn.reshape(problem.parameter_dims)
-    stored = {name: round_to(v, problem.vector_dtype(name)) for name, v in values.items()}
+    stored = {name: round_to(v, vector_dtype(problem, name)) for name, v in values.items()}
     stored["x"] = fill.data("x")
     if operation == Operation.BACKWARD:
         stored["dy"] = fill.data("dy")

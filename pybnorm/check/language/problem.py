@@ -478,11 +478,6 @@ class Problem:
         assert self.params is not None
         return self.params
 
-    def vector_dtype(self, name: str) -> DataType:
-        """dtype of a vector by its field or output: the saved pair is wider than parameters of the data's 16 bits."""
-        saved = name in ("saved_mean", "saved_inv_variance") and not self.composed
-        return self.default_params if saved and self.parameter_dtype == self.dtype else self.parameter_dtype
-
     @property
     def reduced_axes(self) -> tuple[int, ...]:
         """Axes that statistics sum over."""
@@ -661,3 +656,9 @@ def _format(value: object) -> str:
         short = f"{value:g}"
         return short if float(short) == value else repr(value)
     return str(value)
+
+
+def vector_dtype(problem: Problem, name: str) -> DataType:
+    """The dtype of a vector, by its field or output: the saved pair is wider than parameters of the data's 16 bits."""
+    saved = name in ("saved_mean", "saved_inv_variance") and not problem.composed
+    return problem.default_params if saved and problem.parameter_dtype == problem.dtype else problem.parameter_dtype

@@ -20,7 +20,7 @@ from pybnorm.check.judging.bounds.classes import BLOCK, Tier, depth
 from pybnorm.check.judging.bounds.expected import Expected
 from pybnorm.check.judging.bounds.tally import compare, held
 from pybnorm.check.language.data import round_to
-from pybnorm.check.language.problem import DATA_OUTPUTS
+from pybnorm.check.language.problem import DATA_OUTPUTS, vector_dtype
 from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.reference.namespaces import Array, on_host
 
@@ -85,7 +85,7 @@ def _results(expected: Expected, output: str) -> Array:
     whole = np.empty(expected.shape(output))
     for part in expected.parts(output, None, (Tier("exact", False, 1.0),)):
         whole[part.index] = on_host(part.reference)
-    return round_to(whole, problem.dtype if output in DATA_OUTPUTS else problem.vector_dtype(output))
+    return round_to(whole, problem.dtype if output in DATA_OUTPUTS else vector_dtype(problem, output))
 
 
 def _padded(rows: Array, multiple: int) -> Array:

@@ -28,7 +28,7 @@ from pybnorm.check.judging.bounds.formulas import (
     stored,
 )
 from pybnorm.check.language.data import Inputs
-from pybnorm.check.language.problem import DATA_OUTPUTS, Problem, checked
+from pybnorm.check.language.problem import DATA_OUTPUTS, Problem, checked, vector_dtype
 from pybnorm.enums import Mode, Operation
 from pybnorm.errors import ArgumentError
 from pybnorm.reference.blocks import reduce_in_threads, share_of_blocks
@@ -152,7 +152,7 @@ class Expected:
     def precision_of(self, output: str) -> Precision:
         """`precision`, by the dtype that an output has where it is none of x's shape."""
         p = self.precision
-        if output in DATA_OUTPUTS or self.problem.vector_dtype(output) == self.problem.parameter_dtype:
+        if output in DATA_OUTPUTS or vector_dtype(self.problem, output) == self.problem.parameter_dtype:
             return p
         wide = precision(self.problem.dtype)
         u, tiny = min(p.u_param, wide.u_param), min(p.tiny_param, wide.tiny_param)

@@ -12,7 +12,7 @@ from pybnorm.check.judging.bounds.classes import Tier
 from pybnorm.check.judging.bounds.expected import Expected, Part
 from pybnorm.check.judging.bounds.verdict import WORST_POINTS, Point
 from pybnorm.check.language.data import round_to
-from pybnorm.check.language.problem import DATA_OUTPUTS
+from pybnorm.check.language.problem import DATA_OUTPUTS, vector_dtype
 from pybnorm.enums import DataType
 from pybnorm.reference.namespaces import Array, Foreign
 from pybnorm.reference.threads import in_threads
@@ -106,7 +106,7 @@ def _compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
     tally = Tally()
     data = output in DATA_OUTPUTS
     largest = expected.largest(output)
-    dtype = expected.problem.dtype if data else expected.problem.vector_dtype(output)
+    dtype = expected.problem.dtype if data else vector_dtype(expected.problem, output)
     for part in expected.parts(output, got, classes):
         assert part.got is not None
         right, values = part.reference, part.got

@@ -14,7 +14,7 @@ from pybnorm.check.judging.bounds.composed import expect
 from pybnorm.check.judging.bounds.expected import Expected
 from pybnorm.check.language import activations
 from pybnorm.check.language.data import Inputs, round_to
-from pybnorm.check.language.problem import Problem
+from pybnorm.check.language.problem import Problem, vector_dtype
 from pybnorm.enums import Mode, Operation
 from pybnorm.reference.namespaces import Array, Foreign
 
@@ -152,7 +152,7 @@ def _changed(
 ) -> Inputs:
     old = getattr(inputs, name)
     data = old.shape == inputs.x.shape
-    dtype = problem.dtype if data else problem.vector_dtype(name)
+    dtype = problem.dtype if data else vector_dtype(problem, name)
     new = old.astype(np.float64)
     if place is None:
         place = old.size - 1
