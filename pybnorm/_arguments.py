@@ -679,7 +679,7 @@ SCALARS: dict[Operation, tuple[str, ...]] = {
     Operation.RELU: (),
     Operation.RELU_BACKWARD: (),
 }
-"""What a call has beside its tensors, by the names that `Handle`'s methods have for it."""
+"""The scalars of each call, by their names in `Handle`'s methods."""
 
 
 def call(

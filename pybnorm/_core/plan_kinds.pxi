@@ -150,7 +150,7 @@ cdef int _is_given(Handle handle, const pbn_row *row, pbn_arguments *given, bint
 
 
 cdef dict _looks(int operation, const pbn_arguments *given):
-    """What the data tensors of a call look like, by name."""
+    """The data tensors of a call, by name: descriptors or arrays that look like them."""
     cdef const pbn_argument *argument
     cdef int i = _FIRST_ROWS[operation]
     looks = {}

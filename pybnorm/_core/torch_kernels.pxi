@@ -105,7 +105,8 @@ _torch_kinds[_NATIVE_BACKWARD] = b"ttooooobfl"
 _torch_kinds[_CUDNN] = _torch_kinds[_MIOPEN] = b"ttooobff"
 _torch_kinds[_CUDNN_BACKWARD] = b"tttooooft"
 _torch_kinds[_MIOPEN_BACKWARD] = b"tttoooof"
-# As PyTorch's own, and behind that: residual, relu; bias, y, whether there was a residual; fallback, deterministic.
+# Ours begin with the arguments of PyTorch's. Forward goes on with residual, relu, fallback and deterministic; backward
+# with bias, y, whether there was a residual, fallback and deterministic.
 _torch_kinds[_OURS] = b"toooobffobbb"
 _torch_kinds[_OURS_BACKWARD] = b"ttooooobfloobbb"
 
@@ -534,7 +535,7 @@ cdef object _torch_python(int kind, uint64_t value, void *handle):
 cdef int _torch_elsewhere(
     int which, uint64_t *stack, void **handles, uint64_t *made, char *text
 ) noexcept with gil:
-    """What computes a call without ours: PyTorch's own kernel, as it was before; of our operators a function."""
+    """Have a call computed without our kernel: by PyTorch's own, or for an operator of ours by its Python function."""
     cdef const char *kind = _torch_kinds[which]
     cdef int32_t device
     cdef void *handle = NULL

@@ -97,7 +97,7 @@ class Defect:
     case: str
     """A case of `pybnorm check` that shows it."""
     predicate: Callable[[Call], bool]
-    """Whether a `Call` meets it."""
+    """Returns True for a `Call` that meets it."""
     note: str = ""
     """For the check: what the note of an explained verdict must hold, or the message of a call that failed. With one a
     weakness explains what misses the bound, too."""

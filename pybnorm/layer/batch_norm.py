@@ -100,7 +100,10 @@ class BatchNorm:
 
     @classmethod
     def spatial(cls, handle: Handle, **options: Any) -> BatchNorm:
-        """As `per_activation`, of shape (1, C, 1...), each over N and space (gocudnn's ``PreStageSpatial``)."""
+        """A layer with statistics of shape (1, C, 1...), each over N and space (gocudnn's ``PreStageSpatial``).
+
+        Parameters are those of `per_activation`.
+        """
         return cls(handle, Mode.SPATIAL, **options)
 
     @classmethod

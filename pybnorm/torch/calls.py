@@ -50,7 +50,7 @@ def gpu() -> Gpu | None:
 raised = threading.local()
 """The error of a call that a kernel in C left to Python, of this thread: `error`."""
 compiled = False
-"""Whether PyTorch's dispatcher has this package's kernels in C, as `pybnorm.torch.installation` gives them."""
+"""True when PyTorch's dispatcher has this package's kernels in C (`pybnorm.torch.installation`)."""
 
 
 def fits(x: torch.Tensor, *vectors: Any) -> bool:

@@ -13,6 +13,7 @@ ones follow.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -233,11 +234,11 @@ def _normalize(
     x: torch.Tensor, weight: Optional, bias: Optional, residual: Optional, mean: Optional, variance: Optional,
     options: tuple[bool, bool, float, float, bool, bool, bool],
 ) -> Any:  # fmt: skip
-    """y, and of training the batch's mean and inverse standard deviation; the running statistics are updated."""
+    """Compute y and, in training, the batch's mean and inverse deviation; update the running statistics."""
     fits, training, momentum, eps, *rest = options
     if not fits:
         return _pure(x, weight, bias, residual, mean, variance, options)
-    found = _called(_update_and_normalize, x, weight, bias, mean, variance, training, momentum, eps, residual, *rest)
+    found = _update_and_normalize(x, weight, bias, mean, variance, training, momentum, eps, residual, *rest)
     if training and mean is not None:
         torch.autograd.graph.increment_version((mean, variance))  # what autograd saved of them is another now
     return found
@@ -568,16 +569,21 @@ def _back(ctx: Any, dy: Optional) -> tuple[Optional, ...]:
         return (None,) * (4 + ctx.others)
     training, eps, there, residual, rest = ctx.rest
     needed = ctx.needs_input_grad
-    if not training and (needed[4] or needed[5]):  # of an outer level of torch.func, which the arguments do not show
-        raise ArgumentError(
-            "running_mean", "running statistics of an outer transform", "a gradient by them in the innermost one only"
-        )
+    _refuse_statistics(training, *needed[4:6])
     x, weight, *statistics, bias, y = ctx.saved_tensors
     wanted = [need and is_there for need, is_there in zip(needed[:3], there, strict=True)]
     arguments = dy, x, weight, *statistics, training, eps, wanted, bias, y, residual, *rest
-    found = _called(_backward, *arguments) if _is_constant(dy, x, weight) else _Gradient.apply(*arguments)
+    found = (_backward if _is_constant(dy, x, weight) else _Gradient.apply)(*arguments)
     kept = [gradient if want else None for gradient, want in zip(found, (*wanted, residual), strict=True)]
     return (*kept, *(None,) * ctx.others)
+
+
+def _refuse_statistics(training: bool, *needed: bool) -> None:
+    """Refuse statistics of an outer level of torch.func, which the call's arguments do not show."""
+    if not training and any(needed):
+        raise ArgumentError(
+            "running_mean", "running statistics of an outer transform", "a gradient by them in the innermost one only"
+        )
 
 
 class _Gradient(_Function):
@@ -597,11 +603,7 @@ class _Gradient(_Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         training, eps, wanted = ctx.rest
-        if not training and (ctx.needs_input_grad[3] or ctx.needs_input_grad[4]):
-            raise ArgumentError(
-                "running_mean", "running statistics of an outer transform",
-                "a gradient by them in the innermost one only",
-            )  # fmt: skip
+        _refuse_statistics(training, *ctx.needs_input_grad[3:5])
         dy, x, weight, *statistics, y = ctx.saved_tensors
         *given, of_residual = [gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)]
         dz = dy if y is None else dy * (y > 0)
@@ -697,8 +699,12 @@ class _Inferred:
 # the operators, once what they are made of is there
 _training = _register(_SCHEMAS[0], _train, _train_fake, _train_mapped, _Trained)
 _inference = _register(_SCHEMAS[1], _infer, _infer_fake, _infer_mapped, _Inferred)
-_backward = _register(_SCHEMAS[2], _differentiate, _differentiate_fake, _differentiate_mapped)
+_backward = functools.partial(
+    _called, _register(_SCHEMAS[2], _differentiate, _differentiate_fake, _differentiate_mapped)
+)
 _register(_SCHEMAS[3], _update, _update_fake, _update_mapped)
-_update_and_normalize = _register(_SCHEMAS[4], _normalize_by_calls, _normalize_fake, _normalize_mapped)
+_update_and_normalize = functools.partial(
+    _called, _register(_SCHEMAS[4], _normalize_by_calls, _normalize_fake, _normalize_mapped)
+)
 BY_CALLS: dict[str, Callable[..., Any]] = {"batch_norm_": _normalize_by_calls, "batch_norm_backward": _differentiate}
 """What computes where the kernels in C do not."""
