@@ -116,7 +116,8 @@ cdef class TensorDescriptor:
         self.layout = Layout(self.tensor.layout)
         cdef Py_ssize_t size = self.tensor.rank * sizeof(int64_t)
         self.key = (
-            PyBytes_FromStringAndSize(<char *>&self.tensor.dtype, 2 * sizeof(int32_t))  # dtype, and rank, which follows it in memory
+            # dtype, and rank, which follows it in memory
+            PyBytes_FromStringAndSize(<char *>&self.tensor.dtype, 2 * sizeof(int32_t))
             + PyBytes_FromStringAndSize(<char *>self.tensor.dims, size)
             + PyBytes_FromStringAndSize(<char *>self.tensor.strides, size)
         )
