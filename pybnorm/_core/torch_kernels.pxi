@@ -77,6 +77,7 @@ cdef enum:
     _REPEATS = 4
     _ACTIVATES = 8
     _ADDS = 16
+    _OWN = 32  # parameters are of x's own 16 bits
     # What a kernel did.
     _REFUSED = 0
     _DONE = 1
@@ -159,16 +160,26 @@ cdef bint _torch_read(void *handle, _TorchTensor *found) noexcept nogil:
     return True
 
 
-cdef int32_t _torch_parameters(const _TorchTensor *x) noexcept nogil:
-    """The dtype of parameters and statistics beside x."""
+cdef int32_t _torch_wide(const _TorchTensor *x) noexcept nogil:
+    """The dtype of saved statistics beside x."""
     return _TORCH_FLOAT64 if x.dtype == _TORCH_FLOAT64 else _TORCH_FLOAT32
+
+
+cdef int32_t _torch_parameters(const _TorchTensor *x, void **handles, int count) noexcept nogil:
+    """The dtype of parameters and running statistics beside x: x's own where the first one that is there has it."""
+    cdef int32_t dtype = -1
+    cdef int i
+    for i in range(count):
+        if handles[i] != NULL and _torch.aoti_torch_get_dtype(handles[i], &dtype) == 0:
+            break
+    return dtype if dtype == x.dtype else _torch_wide(x)
 
 
 cdef int _torch_item(int32_t dtype) noexcept nogil:
     return 8 if dtype == _TORCH_FLOAT64 else 4 if dtype == _TORCH_FLOAT32 else 2
 
 
-cdef bint _torch_vector(void *handle, const _TorchTensor *x, uintptr_t *address) noexcept nogil:
+cdef bint _torch_vector(void *handle, const _TorchTensor *x, int32_t dtype, uintptr_t *address) noexcept nogil:
     """The address of an optional vector beside x; 0 where there is none. Whether plans take it."""
     cdef _TorchTensor vector
     address[0] = 0
@@ -176,7 +187,7 @@ cdef bint _torch_vector(void *handle, const _TorchTensor *x, uintptr_t *address)
         return True
     if not _torch_read(handle, &vector) or vector.device != x.device or vector.index != x.index:
         return False
-    if vector.dtype != _torch_parameters(x) or vector.rank != 1 or vector.dims[0] != x.dims[1]:
+    if vector.dtype != dtype or vector.rank != 1 or vector.dims[0] != x.dims[1]:
         return False
     if (vector.strides[0] != 1 and x.dims[1] != 1) or vector.address == 0:
         return False
@@ -249,8 +260,8 @@ cdef int _torch_fail(object error, char *text) except -1:
 
 cdef object _torch_constant(_TorchKey *key, int value):
     """A vector that takes the place of a scale or bias. Keep it until the call has returned."""
-    wide, gpu = key.dtype == _TORCH_FLOAT64, key.device == _TORCH_CUDA
-    return _torch_host.constant(value, key.dims[1], wide, key.index if gpu else None)
+    dtype = key.dtype if key.dtype == _TORCH_FLOAT64 or key.flags & _OWN else _TORCH_FLOAT32
+    return _torch_host.constant(value, key.dims[1], dtype, key.index if key.device == _TORCH_CUDA else None)
 
 
 cdef int _torch_run(_TorchKey *key, pbn_arguments *arguments, char *text) noexcept with gil:
@@ -284,7 +295,7 @@ cdef int _torch_run(_TorchKey *key, pbn_arguments *arguments, char *text) noexce
                 name, key.operation, key.dtype, [key.dims[i] for i in range(key.rank)],
                 [key.strides[i] for i in range(key.rank)], key.index if key.device == _TORCH_CUDA else None,
                 (key.flags & _UPDATES) != 0, (key.flags & _REPEATS) != 0, (key.flags & _ACTIVATES) != 0,
-                (key.flags & _ADDS) != 0, key.epsilon, key.factor,
+                (key.flags & _ADDS) != 0, (key.flags & _OWN) != 0, key.epsilon, key.factor,
             )
         plan = found
         if plan is None:
@@ -359,21 +370,19 @@ cdef void _torch_handles(int which, uint64_t *stack, void **given) noexcept nogi
 
 
 cdef bint _torch_results(
-    const _TorchTensor *x, int64_t length, int count, bint gradient, uint64_t *made, uintptr_t *addresses
+    const _TorchTensor *x, int32_t dtype, int64_t length, int count, bint gradient, uint64_t *made, uintptr_t *addresses
 ) noexcept nogil:
-    """Make results: one like x, two vectors of `length` parameters, and one like x, or of no bytes: no `gradient`."""
+    """Make results: one like x, two vectors of `dtype` and `length`, and one like x, or of no bytes: no `gradient`."""
     cdef int64_t none = 0
     cdef int64_t one = 1
     cdef void *handle = NULL
     cdef void *address = NULL
-    cdef int32_t dtype
     cdef int i
     cdef int status
     for i in range(count):
         if i == 0 or (i == 3 and gradient):
             status = _torch.aoti_torch_empty_strided(x.rank, x.dims, x.strides, x.dtype, x.device, x.index, &handle)
         elif i < 3:
-            dtype = _torch_parameters(x)
             status = _torch.aoti_torch_empty_strided(1, &length, &one, dtype, x.device, x.index, &handle)
         else:
             status = _torch.aoti_torch_empty_strided(1, &none, &one, _TORCH_UINT8, x.device, x.index, &handle)
@@ -408,6 +417,7 @@ cdef int _torch_forward(int which, uint64_t *stack, void **handles, uint64_t *ma
     cdef uintptr_t vectors[4]
     cdef uintptr_t results[4]
     cdef pbn_arguments arguments
+    cdef int32_t dtype
     cdef bint training = (stack[5] & 0xff) != 0
     cdef int outputs = 4 if which == _CUDNN else 3
     cdef int64_t count = 1
@@ -416,8 +426,10 @@ cdef int _torch_forward(int which, uint64_t *stack, void **handles, uint64_t *ma
     memset(&arguments, 0, sizeof(arguments))
     if not _torch_data(handles[0], &x):
         return _REFUSED
+    dtype = _torch_parameters(&x, &handles[1], 4)
+    flags = _OWN if dtype != _torch_wide(&x) else 0
     for i in range(4):
-        if not _torch_vector(handles[i + 1], &x, &vectors[i]):
+        if not _torch_vector(handles[i + 1], &x, dtype, &vectors[i]):
             return _REFUSED
     for i in range(x.rank):
         count *= 1 if i == 1 else x.dims[i]
@@ -425,13 +437,15 @@ cdef int _torch_forward(int which, uint64_t *stack, void **handles, uint64_t *ma
     if (vectors[2] == 0) != (vectors[3] == 0) or (count == 1 if training else vectors[2] == 0):
         return _REFUSED
     if which == _OURS:
-        flags = (_ACTIVATES if stack[9] & 0xff else 0) | (_REPEATS if stack[11] & 0xff else 0)
+        flags |= (_ACTIVATES if stack[9] & 0xff else 0) | (_REPEATS if stack[11] & 0xff else 0)
         if handles[8] != NULL:
             if not flags & _ACTIVATES or not _torch_data(handles[8], &residual) or not _torch_alike(&residual, &x):
                 return _REFUSED
             flags |= _ADDS
             arguments.z.address = residual.address
-    if not _torch_results(&x, x.dims[1] if training else 0, outputs, False, made, results):
+    if training or which == _OURS:  # PyTorch's gradients of evaluation ask for the parameters' dtype
+        dtype = _torch_wide(&x)
+    if not _torch_results(&x, dtype, x.dims[1] if training else 0, outputs, False, made, results):
         return _REFUSED
     if training:
         _torch_key(
@@ -464,6 +478,7 @@ cdef int _torch_backward(int which, uint64_t *stack, void **handles, uint64_t *m
     cdef bint adds = which == _OURS_BACKWARD and (stack[12] & 0xff) != 0
     cdef int outputs = 4 if which == _OURS_BACKWARD else 3
     cdef int flags = _TRAINS
+    cdef int32_t dtype
     cdef int64_t i
     cdef int status
     memset(&arguments, 0, sizeof(arguments))
@@ -473,21 +488,23 @@ cdef int _torch_backward(int which, uint64_t *stack, void **handles, uint64_t *m
         return _REFUSED
     if not _torch_alike(&dy, &x):
         return _REFUSED
+    dtype = _torch_parameters(&x, &handles[2], 1)
+    flags |= _OWN if dtype != _torch_wide(&x) else 0
     for i in range(3):
-        if not _torch_vector(handles[2 if i == 0 else i + 4], &x, &vectors[i]):
+        if not _torch_vector(handles[2 if i == 0 else i + 4], &x, dtype if i == 0 else _torch_wide(&x), &vectors[i]):
             return _REFUSED
     if which == _OURS_BACKWARD:
         flags |= _REPEATS if stack[14] & 0xff else 0
         if handles[11] != NULL:
             if not _torch_data(handles[11], &y) or not _torch_alike(&y, &x):
                 return _REFUSED
-            if not _torch_vector(handles[10], &x, &vectors[3]):
+            if not _torch_vector(handles[10], &x, dtype, &vectors[3]):
                 return _REFUSED
             flags |= _ACTIVATES | (_ADDS if adds else 0)
             arguments.y.address, arguments.bias.address = y.address, vectors[3]
         elif adds:
             return _REFUSED
-    if not _torch_results(&x, x.dims[1], outputs, adds, made, results):
+    if not _torch_results(&x, dtype, x.dims[1], outputs, adds, made, results):
         return _REFUSED
     _torch_key(&key, PBN_OP_BACKWARD, &x, flags, _torch_float(stack[7 if vendor else 8]), 0)
     if adds:
@@ -653,7 +670,7 @@ def install_torch_kernels(threads, host, operators, files):
         With the cache ``ready``.
     host : object
         What a kernel asks in Python. ``deterministic()``: PyTorch's switch; ``plan(...)``: makes the
-        plan of a key and its parts, and keeps it in that cache; ``constant(value, length, wide, index)``: a vector on
+        plan of a key and its parts, and keeps it in that cache; ``constant(value, length, dtype, index)``: a vector on
         the CPU, or a GPU of that index; ``own(name, cuda, arguments)``: the
         results of the kernel that would be called without this one; ``tensor(capsule)``, ``handle(tensor)``: between
         PyTorch's handles and its tensors; ``steals``: whether the first takes the handle.

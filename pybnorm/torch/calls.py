@@ -59,17 +59,21 @@ def fits(x: torch.Tensor, *vectors: Any) -> bool:
         return False
     if x.dtype not in _DTYPES or x.layout is not torch.strided or x.is_nested or not 2 <= x.dim() <= 8:
         return False
-    kind, channels, device = torch.float64 if x.dtype is torch.float64 else torch.float32, x.shape[1:2], x.device
+    kinds = torch.float64 if x.dtype is torch.float64 else torch.float32, x.dtype
+    channels, device = x.shape[1:2], x.device
     for v in vectors:
-        if v is not None and not (
+        if v is None:
+            continue
+        if not (
             isinstance(v, torch.Tensor)
-            and v.dtype is kind
+            and v.dtype in kinds
             and v.shape == channels
             and v.device == device
             and v.layout is torch.strided
             and v.is_contiguous()
         ):
             return False
+        kinds = (v.dtype,)  # all of one
     return x.is_cpu or (x.is_cuda and _on_gpu())
 
 

@@ -72,9 +72,8 @@ def install(*, cuda: bool = False) -> Installation:
     """Have PyTorch's own batch norm on the CPU computed by pybnorm: ``torch.nn.BatchNorm2d`` and the like, unchanged.
 
     The kernels of ``aten::native_batch_norm`` and ``aten::native_batch_norm_backward`` are replaced in this process,
-    for all threads. PyTorch's autograd stays around them, so little Python runs in a step. What pybnorm does not take
-    (16-bit parameters, evaluation's gradients) PyTorch's own
-    kernels still compute. ``torch.compile`` makes code of its own in place of both.
+    for all threads. PyTorch's autograd stays around them, so little Python runs in a step. Evaluation's gradients are
+    still PyTorch's own kernels'. ``torch.compile`` makes code of its own in place of both.
 
     Parameters
     ----------
@@ -98,6 +97,7 @@ def install(*, cuda: bool = False) -> Installation:
 
     Notes
     -----
+    Beside 16-bit parameters the saved statistics are float32; PyTorch rounds them to 16 bits on a CPU.
     PyTorch warns once, on standard error, that its kernels are overridden. An error of its own kernels comes as
     RuntimeError, whatever its class was.
 
@@ -214,17 +214,17 @@ class _Host:
 
     @staticmethod
     @functools.cache
-    def constant(value: int, length: int, wide: bool, index: int | None) -> torch.Tensor:
+    def constant(value: int, length: int, dtype: int, index: int | None) -> torch.Tensor:
         """A vector for a parameter that is not there; it is filled when this returns, for whichever stream."""
         if index is not None and torch.cuda.is_current_stream_capturing():
             raise ArgumentError("weight", None, "a tensor in the first call of its kind while a graph is captured")
-        made = torch.full((length,), value, dtype=torch.float64 if wide else torch.float32, device="cpu")
+        made = torch.full((length,), value, dtype=getattr(torch, _DTYPES[dtype].name.lower()), device="cpu")
         return made if index is None else made.to(f"cuda:{index}")
 
     @staticmethod
     def plan(
         key: bytes, operation: int, dtype: int, dims: list[int], strides: list[int], index: int | None, running: bool,
-        repeats: bool, relu: bool, residual: bool, epsilon: float, factor: float,
+        repeats: bool, relu: bool, residual: bool, own: bool, epsilon: float, factor: float,
     ) -> Any:  # fmt: skip
         """The plan of a key in this thread; None: there is none."""
         found: Any = None
@@ -237,6 +237,8 @@ class _Host:
             handle = functional._default_handle(x, backend, index is not None)
             like = _core.TensorDescriptor(backend, x.dtype, x.dims, x.strides)
             options: dict[str, Any] = {"epsilon": epsilon, "deterministic": repeats}
+            if own:
+                options["parameters"] = x.dtype
             if relu:
                 options |= {"activation": "relu", "z": residual}
             if operation == Operation.FORWARD_TRAINING:

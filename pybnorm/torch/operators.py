@@ -297,8 +297,8 @@ def _train(
 ) -> Any:
     x = dense(x)
     residual = None if residual is None else like(residual, x)
-    if calls.fits(x, weight, bias):
-        mean, variance = _statistics_of(x), _statistics_of(x)  # with momentum 1 nothing is read of the two
+    mean, variance = _statistics_of(x), _statistics_of(x)  # with momentum 1 nothing is read of the two
+    if calls.fits(x, weight, bias, mean, variance):
         found = _update_and_normalize(x, weight, bias, mean, variance, True, 1.0, eps, residual, relu, *rest)
         return *found, variance
     y, *saved = calls.train(x, weight, bias, eps, *rest)
@@ -356,8 +356,30 @@ def _differentiate(
         dz = _mask(dz, like(y, packed), 0)
     centre: Any = mean if training else running_mean
     spread: Any = inverse if training else running_var
-    found = calls.differentiate(packed, dz, weight, centre, spread, eps, training, wanted, fallback, deterministic)
+    rest = wanted, fallback, deterministic
+    if not training and calls.fits(packed, weight, centre, spread):
+        found = _of_constants(packed, dz, weight, centre, spread, eps, *rest)
+    else:
+        found = calls.differentiate(packed, dz, weight, centre, spread, eps, training, *rest)
     return tuple([x.new_empty(0) if one is None else one for one in (*found, dz if residual else None)])
+
+
+def _of_constants(
+    x: torch.Tensor, dy: torch.Tensor, weight: Optional, mean: torch.Tensor, variance: torch.Tensor, eps: float,
+    wanted: Sequence[bool], *rest: bool,
+) -> Gradients:  # fmt: skip
+    """Compute as `calls.differentiate` does with constant statistics, by the kernels in C."""
+    dx = dweight = dbias = None
+    if wanted[0]:
+        given = dy, weight, None, torch.zeros_like(mean), variance, False, 0.0, eps
+        dx = _update_and_normalize(*given, None, False, *rest)[0]
+    if wanted[1] or wanted[2]:
+        kind = torch.float64 if x.dtype == torch.float64 else torch.float32
+        saved = mean.to(kind), torch.rsqrt(variance.to(kind) + eps)
+        _, dweight, dbias, _ = _backward(
+            dy, x, weight, None, None, *saved, True, eps, (False, *wanted[1:]), None, None, False, *rest
+        )
+    return dx, dweight if wanted[1] else None, dbias if wanted[2] else None
 
 
 def _update(
