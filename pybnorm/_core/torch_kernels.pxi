@@ -57,11 +57,10 @@ cdef _TorchShim _torch
 cdef dict _torch_libraries = {}  # addresses of PyTorch's libraries, by dispatch key and operator: each has one kernel
 cdef object _torch_threads = None
 cdef object _torch_host = None
-cdef object _torch_deterministic = None  # asked in each call: without the host's attributes between
 
 cdef enum:
     _TORCH_TEXT = 2048
-    _TORCH_MOST = 15  # arguments of an operator
+    _TORCH_MOST = 14  # arguments of an operator
     _TORCH_MOST_RESULTS = 4
     # Numbers of PyTorch's, which its interface keeps.
     _TORCH_UINT8 = 0
@@ -74,10 +73,9 @@ cdef enum:
     # What a plan is for, beside dims and the like.
     _TRAINS = 1
     _UPDATES = 2
-    _REPEATS = 4
-    _ACTIVATES = 8
-    _ADDS = 16
-    _OWN = 32  # parameters are of x's own 16 bits
+    _ACTIVATES = 4
+    _ADDS = 8
+    _OWN = 16  # parameters are of x's own 16 bits
     # What a kernel did.
     _REFUSED = 0
     _DONE = 1
@@ -106,10 +104,10 @@ _torch_kinds[_NATIVE_BACKWARD] = b"ttooooobfl"
 _torch_kinds[_CUDNN] = _torch_kinds[_MIOPEN] = b"ttooobff"
 _torch_kinds[_CUDNN_BACKWARD] = b"tttooooft"
 _torch_kinds[_MIOPEN_BACKWARD] = b"tttoooof"
-# Ours begin with the arguments of PyTorch's. Forward goes on with residual, relu, fallback and deterministic; backward
-# with bias, y, whether there was a residual, fallback and deterministic.
-_torch_kinds[_OURS] = b"toooobffobbb"
-_torch_kinds[_OURS_BACKWARD] = b"ttooooobfloobbb"
+# Ours begin with the arguments of PyTorch's. Forward goes on with residual, relu and fallback; backward with bias, y,
+# whether there was a residual, and fallback.
+_torch_kinds[_OURS] = b"toooobffobb"
+_torch_kinds[_OURS_BACKWARD] = b"ttooooobfloobb"
 
 
 cdef struct _TorchKey:
@@ -280,8 +278,6 @@ cdef int _torch_run(_TorchKey *key, pbn_arguments *arguments, char *text) noexce
     cdef Cache ready
     workspace = ones = zeros = None
     try:
-        if _torch_deterministic():
-            key.flags |= _REPEATS
         if key.device == _TORCH_CUDA and (
             _torch.aoti_torch_create_cuda_guard(key.index, &guard) != 0
             or _torch.aoti_torch_get_current_cuda_stream(key.index, &stream) != 0
@@ -294,7 +290,7 @@ cdef int _torch_run(_TorchKey *key, pbn_arguments *arguments, char *text) noexce
             found = _torch_host.plan(
                 name, key.operation, key.dtype, [key.dims[i] for i in range(key.rank)],
                 [key.strides[i] for i in range(key.rank)], key.index if key.device == _TORCH_CUDA else None,
-                (key.flags & _UPDATES) != 0, (key.flags & _REPEATS) != 0, (key.flags & _ACTIVATES) != 0,
+                (key.flags & _UPDATES) != 0, (key.flags & _ACTIVATES) != 0,
                 (key.flags & _ADDS) != 0, (key.flags & _OWN) != 0, key.epsilon, key.factor,
             )
         plan = found
@@ -437,7 +433,7 @@ cdef int _torch_forward(int which, uint64_t *stack, void **handles, uint64_t *ma
     if (vectors[2] == 0) != (vectors[3] == 0) or (count == 1 if training else vectors[2] == 0):
         return _REFUSED
     if which == _OURS:
-        flags |= (_ACTIVATES if stack[9] & 0xff else 0) | (_REPEATS if stack[11] & 0xff else 0)
+        flags |= (_ACTIVATES if stack[9] & 0xff else 0)
         if handles[8] != NULL:
             if not flags & _ACTIVATES or not _torch_data(handles[8], &residual) or not _torch_alike(&residual, &x):
                 return _REFUSED
@@ -494,7 +490,6 @@ cdef int _torch_backward(int which, uint64_t *stack, void **handles, uint64_t *m
         if not _torch_vector(handles[2 if i == 0 else i + 4], &x, dtype if i == 0 else _torch_wide(&x), &vectors[i]):
             return _REFUSED
     if which == _OURS_BACKWARD:
-        flags |= _REPEATS if stack[14] & 0xff else 0
         if handles[11] != NULL:
             if not _torch_data(handles[11], &y) or not _torch_alike(&y, &x):
                 return _REFUSED
@@ -669,8 +664,8 @@ def install_torch_kernels(threads, host, operators, files):
     threads : threading.local
         With the cache ``ready``.
     host : object
-        What a kernel asks in Python. ``deterministic()``: PyTorch's switch; ``plan(...)``: makes the
-        plan of a key and its parts, and keeps it in that cache; ``constant(value, length, dtype, index)``: a vector on
+        What a kernel asks in Python. ``plan(...)``: makes the plan of a
+        key and its parts, and keeps it in that cache; ``constant(value, length, dtype, index)``: a vector on
         the CPU, or a GPU of that index; ``own(name, cuda, arguments)``: the
         results of the kernel that would be called without this one; ``tensor(capsule)``, ``handle(tensor)``: between
         PyTorch's handles and its tensors; ``steals``: whether the first takes the handle.
@@ -679,7 +674,7 @@ def install_torch_kernels(threads, host, operators, files):
     files : (str, str or None)
         PyTorch's libraries, the second for tensors on a GPU.
     """
-    global _torch, _torch_threads, _torch_host, _torch_deterministic
+    global _torch, _torch_threads, _torch_host
     cdef _TorchShim found
     cdef void *library = NULL
     cdef int status = 0
@@ -691,7 +686,6 @@ def install_torch_kernels(threads, host, operators, files):
         _torch_look_up(files[1], _CUDA_SYMBOLS, <void **>&found.aoti_torch_get_current_cuda_stream)
     _torch = found
     _torch_threads, _torch_host = threads, host
-    _torch_deterministic = host.deterministic
     for pair in [pair for pair in _torch_libraries if pair not in operators]:
         _torch_remove(pair)
     for pair in [pair for pair in operators if pair not in _torch_libraries]:

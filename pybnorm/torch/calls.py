@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from pybnorm import _arguments, functional
+from pybnorm import functional
 from pybnorm._arrays import CUDA, ROCM
 from pybnorm.errors import ArgumentError, LibraryError, NotInitializedError, UnsupportedError
 
@@ -20,7 +19,6 @@ REFUSALS = (ArgumentError, UnsupportedError, LibraryError, NotInitializedError)
 """Raised before anything is written."""
 
 Optional: TypeAlias = "torch.Tensor | None"
-Call: TypeAlias = Callable[..., Any]
 Gradients: TypeAlias = "tuple[torch.Tensor | None, ...]"
 
 _SHORT = (torch.float16, torch.bfloat16)
@@ -59,7 +57,7 @@ def fits(x: torch.Tensor, *vectors: Any) -> bool:
         return False
     if x.dtype not in _DTYPES or x.layout is not torch.strided or x.is_nested or not 2 <= x.dim() <= 8:
         return False
-    kinds = torch.float64 if x.dtype is torch.float64 else torch.float32, x.dtype
+    kinds: tuple[Any, ...] = (torch.float64 if x.dtype is torch.float64 else torch.float32, x.dtype)
     channels, device = x.shape[1:2], x.device
     for v in vectors:
         if v is None:
@@ -84,9 +82,7 @@ def _on_gpu() -> bool:
     return place is not None and functional._backend_of(place.memory) == place.backend
 
 
-def train(
-    x: torch.Tensor, weight: Optional, bias: Optional, eps: float, fallback: bool, deterministic: bool = False
-) -> tuple[torch.Tensor, ...]:
+def train(x: torch.Tensor, weight: Optional, bias: Optional, eps: float, fallback: bool) -> tuple[torch.Tensor, ...]:
     """Normalize a dense x by the batch: y, the batch's mean, its inverse standard deviation and its unbiased variance.
 
     16-bit `weight` and `bias`, where x is of their dtype, are computed with in float32.
@@ -94,13 +90,10 @@ def train(
     kind = torch.float64 if x.dtype == torch.float64 else torch.float32
     mean, variance = (torch.empty(x.shape[1], dtype=kind, device=x.device) for _ in range(2))
     running = {"running_mean": mean, "running_variance": variance}
-    options: dict[str, Any] = {"exponential_average_factor": 1.0, "epsilon": eps}  # with 1 nothing is read of the two
+    options = {"exponential_average_factor": 1.0, "epsilon": eps}  # with 1 nothing is read of the two
     try:
-        call = _repeating("training", deterministic) if deterministic or _asked() else functional.batch_norm_training
-        if x.dtype in _SHORT:
-            y, *saved = call(_aligned(x), _wide(weight, x), _wide(bias, x), **running, **options)
-        else:
-            y, *saved = call(x, weight, bias, **running, **options)
+        call = _repeating(functional.batch_norm_training)
+        y, *saved = call(x, _wide(weight, x), _wide(bias, x), **running, **options)
     except REFUSALS:
         if not fallback:
             raise
@@ -111,17 +104,13 @@ def train(
 
 def infer(
     x: torch.Tensor, weight: Optional, bias: Optional, mean: torch.Tensor, variance: torch.Tensor, eps: float,
-    fallback: bool, deterministic: bool = False,
+    fallback: bool,
 ) -> torch.Tensor:  # fmt: skip
     """Normalize by given statistics; arguments as those of `train`."""
     vectors = {"running_mean": mean, "running_variance": variance, "scale": weight, "bias": bias}
     try:
-        call = _repeating("inference", deterministic) if deterministic or _asked() else functional.batch_norm_inference
-        if x.dtype in _SHORT:
-            vectors = {name: _wide(vector, x) for name, vector in vectors.items()}
-            y: torch.Tensor = call(_aligned(x), **vectors, epsilon=eps)
-        else:
-            y = call(x, **vectors, epsilon=eps)
+        wide = {name: _wide(vector, x) for name, vector in vectors.items()}
+        y: torch.Tensor = _repeating(functional.batch_norm_inference)(x, **wide, epsilon=eps)
     except REFUSALS:
         if not fallback:
             raise
@@ -131,7 +120,7 @@ def infer(
 
 def differentiate(
     x: torch.Tensor, dy: torch.Tensor, weight: Optional, mean: torch.Tensor, spread: torch.Tensor, eps: float,
-    training: bool, wanted: Sequence[bool], fallback: bool, deterministic: bool = False,
+    training: bool, wanted: Sequence[bool], fallback: bool,
 ) -> Gradients:  # fmt: skip
     """dx, dweight and dbias; None for what is not `wanted`.
 
@@ -143,28 +132,25 @@ def differentiate(
     if dy.stride() != x.stride():  # the gradient of a sum is one value with strides 0
         dy = like(dy, x)
     if training:
-        found = _back(x, dy, weight, mean, spread, eps, fallback, deterministic)
+        found = _back(x, dy, weight, mean, spread, eps, fallback)
         return found if all(wanted) else tuple([d if w else None for d, w in zip(found, wanted, strict=True)])
     dx = dweight = dbias = None
     if wanted[0]:
-        dx = infer(dy, weight, None, torch.zeros_like(mean), spread, eps, fallback, deterministic)
+        dx = infer(dy, weight, None, torch.zeros_like(mean), spread, eps, fallback)
     if wanted[1] or wanted[2]:
         kind = torch.float64 if mean.dtype == torch.float64 else torch.float32
         inverse = torch.rsqrt(spread.to(kind) + eps)
-        _, dweight, dbias = _back(x, dy, weight, mean.to(kind), inverse, eps, fallback, deterministic)
+        _, dweight, dbias = _back(x, dy, weight, mean.to(kind), inverse, eps, fallback)
     return dx, dweight if wanted[1] else None, dbias if wanted[2] else None
 
 
 def _back(
     x: torch.Tensor, dy: torch.Tensor, weight: Optional, mean: torch.Tensor, inverse: torch.Tensor, eps: float,
-    fallback: bool, deterministic: bool,
+    fallback: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     try:
-        call = _repeating("backward", deterministic) if deterministic or _asked() else functional.batch_norm_backward
-        if x.dtype not in _SHORT:
-            found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = call(x, dy, weight, mean, inverse, epsilon=eps)
-            return found
-        dx, *sums = call(_aligned(x), _aligned(dy), _wide(weight, x), mean, inverse, epsilon=eps)
+        call = _repeating(functional.batch_norm_backward)
+        dx, *sums = call(x, dy, _wide(weight, x), mean, inverse, epsilon=eps)
     except REFUSALS:  # of what forward did not need
         if not fallback:
             raise
@@ -173,6 +159,11 @@ def _back(
         dx, *sums = native(dy, x, slope, None, None, mean, inverse, True, eps, [True, True, True])
     kind = mean.dtype if weight is None else weight.dtype
     return dx, sums[0].to(kind), sums[1].to(kind)
+
+
+def _repeating(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of `functional`, whose bits repeat where PyTorch's switch asks for it: those of native always do."""
+    return functools.partial(function, deterministic=torch.are_deterministic_algorithms_enabled())
 
 
 # ---------------------------------------------------------------- what the libraries take
@@ -206,41 +197,3 @@ def like(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def _wide(vector: Optional, x: torch.Tensor) -> Optional:
     """A parameter of x's 16-bit dtype as the libraries take it."""
     return vector.float() if vector is not None and vector.dtype == x.dtype in _SHORT else vector
-
-
-def _aligned(x: torch.Tensor) -> torch.Tensor:
-    """Copy x where a vendor's 16-bit kernel stops at its address: a slice may begin between two words."""
-    return x.clone() if x.data_ptr() % 4 else x
-
-
-# ---------------------------------------------------------------- bits that repeat
-
-_asked = torch._C._get_deterministic_algorithms
-"""Whether ``torch.use_deterministic_algorithms`` asks for algorithms whose bits repeat."""
-
-
-def _repeating(operation: str, always: bool) -> Call:
-    """A function of `functional`, which takes only algorithms whose bits repeat."""
-    _arguments.instance(always, bool, "deterministic", "a bool")
-    return functools.partial(_repeated, getattr(functional, f"batch_norm_{operation}"), always)
-
-
-def _repeated(function: Call, always: bool, *arrays: Any, **options: Any) -> Any:
-    try:
-        return function(*arrays, **options, deterministic=True)
-    except UnsupportedError as error:
-        if always or "deterministic=True" not in error.text:
-            raise
-        if not torch.is_deterministic_algorithms_warn_only_enabled():
-            error.add_text(
-                "torch.use_deterministic_algorithms(True) is set: allow it with warn_only=True, or let PyTorch compute "
-                "with fallback=True"
-            )
-            raise
-        found = function(*arrays, **options)
-        warnings.warn(
-            f"{error.text}; it is called because torch.use_deterministic_algorithms(True, warn_only=True) is set",
-            UserWarning,
-            stacklevel=4,
-        )
-        return found

@@ -23,10 +23,7 @@ _OURS = {
 }
 
 
-def convert(
-    model: _Module, *, fallback: bool = False, deterministic: bool = False,
-    fuse: bool | Sequence[tuple[str, str]] = False,
-) -> _Module:  # fmt: skip
+def convert(model: _Module, *, fallback: bool = False, fuse: bool | Sequence[tuple[str, str]] = False) -> _Module:
     """Make the batch norms of a model those of this module, in place.
 
     Each module stays the same object and changes its class: its parameters, buffers, hooks, flags and device stay, and
@@ -38,8 +35,6 @@ def convert(
     model : torch.nn.Module
     fallback : bool
         Let PyTorch compute calls that are refused here.
-    deterministic : bool
-        Only algorithms whose bits repeat; see `batch_norm`.
     fuse : bool or list of (str, str)
         True: a batch norm whose result only ReLU gets, or only an addition and then ReLU, becomes one module with them,
         where ``torch.fx`` shows it. What a ``forward`` decides by attributes of its module, other than ``training``, is
@@ -66,12 +61,11 @@ def convert(
     """
     _arguments.instance(model, torch.nn.Module, "model", "a torch.nn.Module")
     _arguments.instance(fallback, bool, "fallback", "a bool")
-    _arguments.instance(deterministic, bool, "deterministic", "a bool")
     for module in model.modules():
         ours = _OURS.get(type(module), type(module) if isinstance(module, _BatchNorm) else None)
         if ours is not None:
             module.__class__ = ours
-            module.fallback, module.deterministic = fallback, deterministic
+            module.fallback = fallback
     if fuse is not False:
         fusion.fuse(model, None if fuse is True else fuse)
     return model
@@ -104,7 +98,7 @@ def unconvert(model: _Module) -> _Module:
     fusion.unfuse(model)
     for module in model.modules():
         if type(module) in _THEIRS:
-            for name in ("fallback", "deterministic", "_joined"):
+            for name in ("fallback", "_joined"):
                 module.__dict__.pop(name, None)
             module.__class__ = _THEIRS[type(module)]
     return model

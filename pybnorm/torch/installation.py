@@ -170,8 +170,6 @@ def _register() -> None:
 class _Host:
     """The part of the kernels that is Python."""
 
-    deterministic = staticmethod(torch._C._get_deterministic_algorithms)
-
     def __init__(self, names: list[tuple[str, str]]) -> None:
         between = torch._C._aoti  # which older ones do not have
         self.tensor = between.alloc_tensor_by_stealing_from_void_ptr
@@ -224,7 +222,7 @@ class _Host:
     @staticmethod
     def plan(
         key: bytes, operation: int, dtype: int, dims: list[int], strides: list[int], index: int | None, running: bool,
-        repeats: bool, relu: bool, residual: bool, own: bool, epsilon: float, factor: float,
+        relu: bool, residual: bool, own: bool, epsilon: float, factor: float,
     ) -> Any:  # fmt: skip
         """The plan of a key in this thread; None: there is none."""
         found: Any = None
@@ -236,7 +234,7 @@ class _Host:
         try:
             handle = functional._default_handle(x, backend, index is not None)
             like = _core.TensorDescriptor(backend, x.dtype, x.dims, x.strides)
-            options: dict[str, Any] = {"epsilon": epsilon, "deterministic": repeats}
+            options: dict[str, Any] = {"epsilon": epsilon}
             if own:
                 options["parameters"] = x.dtype
             if relu:

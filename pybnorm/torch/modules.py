@@ -22,8 +22,6 @@ class _BatchNorm:
 
     fallback = False
     """Let PyTorch compute calls that are refused here."""
-    deterministic = False
-    """Only algorithms whose bits repeat, as `batch_norm` has it."""
     joins = True
     """Whether an activation may be part of the call."""
 
@@ -102,9 +100,8 @@ class _BatchNorm:
             weight, bias = _held(self, "_parameters", "weight"), _held(self, "_parameters", "bias")
             try:
                 return normalized(
-                    input, mean, variance, weight, bias, residual, batch, momentum, self.eps, True, self.fallback,
-                    self.deterministic,
-                )  # fmt: skip
+                    input, mean, variance, weight, bias, residual, batch, momentum, self.eps, True, self.fallback
+                )
             except REFUSALS:  # nothing is written: what follows refuses by PyTorch's names, or PyTorch computes
                 pass
         y = self._normalized(*given)
@@ -122,10 +119,7 @@ class _BatchNorm:
     ) -> torch.Tensor:  # fmt: skip
         """The batch norm by itself."""
         weight, bias = _held(self, "_parameters", "weight"), _held(self, "_parameters", "bias")
-        return batch_norm(
-            input, mean, variance, weight, bias, batch, momentum, self.eps, fallback=self.fallback,
-            deterministic=self.deterministic,
-        )  # fmt: skip
+        return batch_norm(input, mean, variance, weight, bias, batch, momentum, self.eps, fallback=self.fallback)
 
 
 def _held(module: Any, kind: str, name: str) -> Any:

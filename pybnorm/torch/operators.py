@@ -30,16 +30,16 @@ __all__ = ["batch_norm", "normalized"]
 
 _SCHEMAS = (
     "batch_norm_training(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, float eps, bool relu, "
-    "bool fallback, bool deterministic) -> (Tensor y, Tensor mean, Tensor inverse, Tensor variance)",
+    "bool fallback) -> (Tensor y, Tensor mean, Tensor inverse, Tensor variance)",
     "batch_norm_inference(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor running_mean, "
-    "Tensor running_var, float eps, bool relu, bool fallback, bool deterministic) -> Tensor",
+    "Tensor running_var, float eps, bool relu, bool fallback) -> Tensor",
     "batch_norm_backward(Tensor dy, Tensor x, Tensor? weight, Tensor? running_mean, Tensor? running_var, Tensor? mean, "
     "Tensor? inverse, bool training, float eps, bool[3] wanted, Tensor? bias, Tensor? y, bool residual, "
-    "bool fallback, bool deterministic) -> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dz)",
+    "bool fallback) -> (Tensor dx, Tensor dweight, Tensor dbias, Tensor dz)",
     "update_running(Tensor(a!) running_mean, Tensor(b!) running_var, Tensor mean, Tensor variance, float momentum) "
     "-> ()",
     "batch_norm_(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
-    "bool training, float momentum, float eps, Tensor? residual, bool relu, bool fallback, bool deterministic) "
+    "bool training, float momentum, float eps, Tensor? residual, bool relu, bool fallback) "
     "-> (Tensor y, Tensor mean, Tensor inverse)",
 )
 _mask = torch.ops.aten.threshold_backward  # the derivative of ReLU by its result
@@ -48,7 +48,7 @@ _mask = torch.ops.aten.threshold_backward  # the derivative of ReLU by its resul
 def batch_norm(
     input: torch.Tensor, running_mean: torch.Tensor | None, running_var: torch.Tensor | None,
     weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, training: bool = False, momentum: float = 0.1,
-    eps: float = 1e-5, *, fallback: bool = False, deterministic: bool = False,
+    eps: float = 1e-5, *, fallback: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """``torch.nn.functional.batch_norm``, computed by pybnorm.
 
@@ -69,9 +69,6 @@ def batch_norm(
         At least 0. PyTorch 2.13 refuses 0 in training.
     fallback : bool
         Let PyTorch compute calls that are refused here.
-    deterministic : bool
-        Only algorithms whose bits repeat, forward and backward (`pybnorm.Plan.deterministic`), as also where
-        ``torch.use_deterministic_algorithms(True)`` is set: else an UnsupportedError, with ``warn_only`` a warning.
 
     Returns
     -------
@@ -98,7 +95,7 @@ def batch_norm(
     """
     given = input, running_mean, running_var, weight, bias
     try:
-        return normalized(*given, None, training, momentum, eps, False, fallback, deterministic)
+        return normalized(*given, None, training, momentum, eps, False, fallback)
     except REFUSALS as error:
         if fallback is not True:
             if isinstance(error, ArgumentError) and error.argument in _NAMES:
@@ -129,9 +126,8 @@ _exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", bool)  
 
 
 def _check(
-    x: Any, mean: Any, variance: Any, weight: Any, bias: Any, training: Any, momentum: Any, eps: Any, fallback: Any,
-    deterministic: Any,
-) -> bool:  # fmt: skip
+    x: Any, mean: Any, variance: Any, weight: Any, bias: Any, training: Any, momentum: Any, eps: Any, fallback: Any
+) -> bool:
     """Check a call, and say whether the kernels in C take it."""
     _arguments.instance(x, torch.Tensor, "input", "a tensor")
     if torch.jit.is_tracing():  # what is asked of sizes would be written down; PyTorch's own operator asks it
@@ -147,7 +143,6 @@ def _check(
             raise ArgumentError(name, "a tensor that is lazily negated", "its resolve_neg()")
     _arguments.instance(training, bool, "training", "a bool")
     _arguments.instance(fallback, bool, "fallback", "a bool")
-    _arguments.instance(deterministic, bool, "deterministic", "a bool")
     if training and x.numel() == x.size(1) > 0:
         raise ArgumentError("input", f"shape {tuple(x.shape)}", "more than one value per channel when training")
     if not training and (mean is None or variance is None):
@@ -200,17 +195,17 @@ def _check_vector(
 
 def normalized(
     x: torch.Tensor, mean: Optional, variance: Optional, weight: Optional, bias: Optional, residual: Optional,
-    training: bool, momentum: float, eps: float, relu: bool, fallback: bool, deterministic: bool,
+    training: bool, momentum: float, eps: float, relu: bool, fallback: bool,
 ) -> torch.Tensor:  # fmt: skip
     """``relu(batch_norm(x) + residual)``; `residual` has the shape, dtype and device of x, and needs `relu`."""
-    fits = _check(x, mean, variance, weight, bias, training, momentum, eps, fallback, deterministic)
+    fits = _check(x, mean, variance, weight, bias, training, momentum, eps, fallback)
     if _is_written_down() or not x.numel():
         y = torch.nn.functional.batch_norm(x, mean, variance, weight, bias, training, momentum, eps)
         return _then(y, residual, relu)
     if not training and (mean.requires_grad or variance.requires_grad):  # type: ignore[union-attr]
         return _then(_of_statistics(x, weight, bias, mean, variance, eps), residual, relu)
     arguments = x, weight, bias, residual, mean, variance
-    options = fits, training, float(momentum), float(eps), relu, fallback, deterministic
+    options = fits, training, float(momentum), float(eps), relu, fallback
     if torch.compiler.is_compiling():  # which takes the operators' own derivative, and no function around them
         return _pure(*arguments, options)[0]
     if _is_constant(*arguments):
@@ -232,7 +227,7 @@ def _is_constant(*tensors: Optional) -> bool:
 
 def _normalize(
     x: torch.Tensor, weight: Optional, bias: Optional, residual: Optional, mean: Optional, variance: Optional,
-    options: tuple[bool, bool, float, float, bool, bool, bool],
+    options: tuple[bool, bool, float, float, bool, bool],
 ) -> Any:  # fmt: skip
     """Compute y and, in training, the batch's mean and inverse deviation; update the running statistics."""
     fits, training, momentum, eps, *rest = options
@@ -257,7 +252,7 @@ def _called(operator: Callable[..., Any], *arguments: Any) -> Any:
 
 def _pure(
     x: torch.Tensor, weight: Optional, bias: Optional, residual: Optional, mean: Optional, variance: Optional,
-    options: tuple[bool, bool, float, float, bool, bool, bool],
+    options: tuple[bool, bool, float, float, bool, bool],
 ) -> Any:  # fmt: skip
     """Compute as `_normalize` does, by operators that write into nothing, or into the running statistics alone."""
     _, training, momentum, *rest = options
@@ -340,44 +335,41 @@ def _normalize_by_calls(
 def _differentiate(
     dy: torch.Tensor, x: torch.Tensor, weight: Optional, running_mean: Optional, running_var: Optional, mean: Optional,
     inverse: Optional, training: bool, eps: float, wanted: Sequence[bool], bias: Optional, y: Optional, residual: bool,
-    fallback: bool, deterministic: bool,
+    fallback: bool,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     packed = dense(x)
     if training and (packed is not x or dy.stride() != x.stride()) and calls.fits(x, weight, bias):
         # The kernel in C takes it then.
         y = None if y is None else like(y, packed)
         data = like(dy, packed), packed, weight, running_mean, running_var, mean, inverse
-        result: tuple[torch.Tensor, ...] = _backward(
-            *data, training, eps, wanted, bias, y, residual, fallback, deterministic
-        )
+        result: tuple[torch.Tensor, ...] = _backward(*data, training, eps, wanted, bias, y, residual, fallback)
         return result
     dz = like(dy, packed)
     if y is not None:
         dz = _mask(dz, like(y, packed), 0)
     centre: Any = mean if training else running_mean
     spread: Any = inverse if training else running_var
-    rest = wanted, fallback, deterministic
     if not training and calls.fits(packed, weight, centre, spread):
-        found = _of_constants(packed, dz, weight, centre, spread, eps, *rest)
+        found = _of_constants(packed, dz, weight, centre, spread, eps, wanted, fallback)
     else:
-        found = calls.differentiate(packed, dz, weight, centre, spread, eps, training, *rest)
+        found = calls.differentiate(packed, dz, weight, centre, spread, eps, training, wanted, fallback)
     return tuple([x.new_empty(0) if one is None else one for one in (*found, dz if residual else None)])
 
 
 def _of_constants(
     x: torch.Tensor, dy: torch.Tensor, weight: Optional, mean: torch.Tensor, variance: torch.Tensor, eps: float,
-    wanted: Sequence[bool], *rest: bool,
+    wanted: Sequence[bool], fallback: bool,
 ) -> Gradients:  # fmt: skip
     """Compute as `calls.differentiate` does with constant statistics, by the kernels in C."""
     dx = dweight = dbias = None
     if wanted[0]:
-        given = dy, weight, None, torch.zeros_like(mean), variance, False, 0.0, eps
-        dx = _update_and_normalize(*given, None, False, *rest)[0]
+        given = dy, weight, None, torch.zeros_like(mean), variance, False, 0.0, eps, None, False, fallback
+        dx = _update_and_normalize(*given)[0]
     if wanted[1] or wanted[2]:
         kind = torch.float64 if x.dtype == torch.float64 else torch.float32
         saved = mean.to(kind), torch.rsqrt(variance.to(kind) + eps)
         _, dweight, dbias, _ = _backward(
-            dy, x, weight, None, None, *saved, True, eps, (False, *wanted[1:]), None, None, False, *rest
+            dy, x, weight, None, None, *saved, True, eps, (False, *wanted[1:]), None, None, False, fallback
         )
     return dx, dweight if wanted[1] else None, dbias if wanted[2] else None
 
@@ -635,7 +627,7 @@ class _Gradient(_Function):
             of_dz = of_residual if of_dz is None else of_dz + of_residual
         if y is not None and of_dz is not None:
             of_dz = of_dz * (y > 0)
-        return of_dz, of_x, of_weight, *(None,) * 12
+        return of_dz, of_x, of_weight, *(None,) * 11
 
 
 def second(

@@ -209,11 +209,3 @@ def test_unconvert_leaves_nothing_of_the_ranks(torch):
     module = pybnorm.torch.convert(torch.nn.SyncBatchNorm(3))
     module.__dict__["_joined"] = {}
     assert "_joined" not in vars(pybnorm.torch.unconvert(module))
-
-
-def test_a_slice_between_two_words_is_copied(torch):
-    from pybnorm.torch import calls
-
-    x = torch.ones(9, dtype=torch.bfloat16)
-    assert (x[1:].data_ptr() % 4, calls._aligned(x[1:]).data_ptr() % 4) == (2, 0)
-    assert calls._aligned(x[2:]).data_ptr() == x[2:].data_ptr()

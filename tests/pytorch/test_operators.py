@@ -126,15 +126,14 @@ def test_operators_are_registered_as_they_behave(torch, operators, device, opera
     mean, variance = mean.detach(), mean.detach().abs() + 0.5
     dy = made(torch, device, 3, 4, 2, 3)
     call, given = {
-        "training": (operators.batch_norm_training, (x, weight, bias, dy, 1e-5, True, False, False)),
-        "inference": (operators.batch_norm_inference, (x, weight, bias, None, mean, variance, 1e-5, False, False,
-                      False)),
+        "training": (operators.batch_norm_training, (x, weight, bias, dy, 1e-5, True, False)),
+        "inference": (operators.batch_norm_inference, (x, weight, bias, None, mean, variance, 1e-5, False, False)),
         "backward": (operators.batch_norm_backward, (dy, x.detach(), weight.detach(), None, None, mean, variance, True,
-                     1e-5, [True, False, True], bias.detach(), dy, False, False, False)),
+                     1e-5, [True, False, True], bias.detach(), dy, False, False)),
         "frozen": (operators.batch_norm_backward, (dy, x.detach(), weight.detach(), mean, variance, None, None, False,
-                   1e-5, [True, False, True], None, None, False, False, False)),
+                   1e-5, [True, False, True], None, None, False, False)),
         "updating": (operators.batch_norm_, (x.detach(), weight.detach(), bias.detach(), mean, variance, True, 0.1,
-                     1e-5, dy, True, False, False)),
+                     1e-5, dy, True, False)),
         "running": (operators.update_running, (mean, variance, mean.clone(), variance.clone(), 0.1)),
     }[operation]  # fmt: skip
     assert set(torch.library.opcheck(call.default, given).values()) == {"SUCCESS"}
@@ -145,9 +144,9 @@ def test_layouts_are_those_that_shapes_alone_tell(torch, operators, device, shap
     """Channels last is of four and five axes, as PyTorch has it: others are copied."""
     x = made(torch, device, *shape).transpose(1, -1).contiguous().transpose(1, -1)
     weight, bias, mean, variance = (made(torch, device, 3, seed=n).abs() for n in range(4))
-    back = 1e-5, [True] * 3, None, None, False, False, False
+    back = 1e-5, [True] * 3, None, None, False, False
     for call, given in (
-        (operators.batch_norm_, (x, weight, bias, mean, variance, True, 0.1, 1e-5, x.clone(), True, False, False)),
+        (operators.batch_norm_, (x, weight, bias, mean, variance, True, 0.1, 1e-5, x.clone(), True, False)),
         (operators.batch_norm_backward, (x.clone(), x, weight, None, None, mean, variance, True, *back)),
     ):
         assert set(torch.library.opcheck(call.default, given, test_utils="test_faketensor").values()) == {"SUCCESS"}
@@ -299,7 +298,7 @@ def test_models_of_16_bits_throughout(torch, ours, device, dtype, monkeypatch):
         assert torch.equal(running, rounded_once)
         statistics = torch.zeros(5, device=device), torch.ones(5, device=device)
         back = torch.ops.pybnorm.batch_norm_backward
-        options = 1e-5, [True] * 3, None, None, False, False, False
+        options = 1e-5, [True] * 3, None, None, False, False
         found = back(x, x, mine.weight, None, None, *statistics, True, *options)
         assert [gradient.dtype for gradient in found] == [kind] * 4
 
@@ -366,60 +365,6 @@ def test_steps_with_autocast_and_a_scaler(torch, ours, device):
     same(torch, found[1], found[0], 0.02)
 
 
-@pytest.fixture
-def deterministic(torch):
-    """Sets PyTorch's switch, and takes it back."""
-    yield torch.use_deterministic_algorithms
-    torch.use_deterministic_algorithms(False)
-
-
-def refusing(functional, monkeypatch, refuses=True):
-    """What calls ask for; ways whose bits repeat are refused, as where MIOpen computes."""
-    asked = []
-    for operation in ("training", "inference", "backward"):
-        real = getattr(functional, f"batch_norm_{operation}")
-
-        def call(*arrays, deterministic=False, real=real, **options):
-            asked.append(deterministic)
-            if deterministic and refuses:
-                text = "deterministic=True: the bits of miopen's batch norms are not known to repeat by any of its ways"
-                raise pybnorm.UnsupportedError(
-                    backend="miopen", function="f", status=-1, status_name="PBN_E_UNSUPPORTED", text=text
-                )
-            return real(*arrays, **options, deterministic=deterministic)
-
-        monkeypatch.setattr(functional, f"batch_norm_{operation}", call)
-    return asked
-
-
-@pytest.mark.parametrize("how", ["PyTorch's switch", "the argument", "modules", "compiled"])
-def test_bits_repeat_where_they_are_asked_to(torch, ours, device, python, deterministic, how, monkeypatch, request):
-    import pybnorm.functional
-
-    x = made(torch, device, 8, 5, 6, 7)
-    if device == "cuda" and torch.version.hip:
-        pytest.skip("MIOpen's are not known to")
-    given, call = {"deterministic": how != "PyTorch's switch"}, ours.batch_norm
-    deterministic(how == "PyTorch's switch")
-    if how == "modules":
-        module = ours.convert(torch.nn.BatchNorm2d(5, track_running_stats=False, device=device), deterministic=True)
-        assert module.deterministic is True
-    if how == "compiled":
-        request.getfixturevalue("operators")
-        call = torch.compile(call, backend="aot_eager", fullgraph=True)
-    results, asked = [], refusing(pybnorm.functional, monkeypatch, refuses=False)
-    for _ in range(3):
-        leaf = x.clone().requires_grad_()
-        y = module(leaf) if how == "modules" else call(leaf, None, None, training=True, **given)
-        (y**3).sum().backward()
-        results.append((y.detach(), leaf.grad))
-    for result in results[1:]:
-        assert all(torch.equal(one, other) for one, other in zip(result, results[0], strict=True))
-    assert asked == [True] * 6  # forward and backward
-    theirs = torch.nn.functional.batch_norm(x, None, None, training=True)
-    assert torch.allclose(results[0][0], theirs, atol=1e-5)
-
-
 def step_of(torch, call, x, **how):
     """The result of a training, its gradient, and an inference."""
     leaf = x.clone().requires_grad_()
@@ -429,36 +374,34 @@ def step_of(torch, call, x, **how):
     return y.detach(), leaf.grad, call(x, *statistics, **how)
 
 
-def test_ways_whose_bits_do_not_repeat_are_refused_as_pytorch_does(
-    torch, ours, device, python, deterministic, monkeypatch
-):
-    import pybnorm.functional
+def test_bits_repeat(torch, ours, device):
+    x = made(torch, device, 8, 64, 28, 28)
+    first, *others = [step_of(torch, ours.batch_norm, x) for _ in range(3)]
+    for other in others:
+        assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
 
+
+def test_what_is_refused_pytorch_computes_if_it_may(torch, ours, device, python, monkeypatch, request):
+    """As where a GPU's compiler is not here: a vendor computes then, which may not repeat its bits."""
+    from pybnorm import functional
+
+    def refused(*arrays, deterministic, **options):
+        assert deterministic
+        text = "deterministic=True: the bits of miopen's batch norms are not known to repeat by any of its ways"
+        raise pybnorm.UnsupportedError(
+            backend="miopen", function="f", status=-1, status_name="PBN_E_UNSUPPORTED", text=text
+        )
+
+    for operation in ("training", "inference", "backward"):
+        monkeypatch.setattr(functional, f"batch_norm_{operation}", refused)
+    request.addfinalizer(lambda: torch.use_deterministic_algorithms(False))
+    torch.use_deterministic_algorithms(True)
     x = made(torch, device, 8, 5, 6, 7)
+    for training in (True, False):
+        with pytest.raises(RuntimeError, match="not known to repeat"):  # PyTorch's own class
+            ours.batch_norm(x, torch.zeros(5, device=device), torch.ones(5, device=device), training=training)
     wanted = step_of(torch, torch.nn.functional.batch_norm, x)
-    asked = refusing(pybnorm.functional, monkeypatch)
-    statistics = torch.zeros(5, device=device), torch.ones(5, device=device)
-
-    def all_calls(**how):
-        return step_of(torch, ours.batch_norm, x, **how)
-
-    free = all_calls()
-    assert asked
-    assert True not in asked
-    for match, set_to, how in (("fallback=True", True, {}), ("not known to repeat", False, {"deterministic": True})):
-        deterministic(set_to)
-        for training in (True, False):
-            with pytest.raises(RuntimeError, match=match):  # PyTorch's own class
-                ours.batch_norm(x, *statistics, training=training, **how)
-        deterministic(False)
-        leaf = x.clone().requires_grad_()
-        y = ours.batch_norm(leaf, None, None, training=True)
-        deterministic(set_to)
-        if set_to:  # looked at when backward runs, as PyTorch does
-            with pytest.raises(RuntimeError, match=match):
-                y.sum().backward()
-    deterministic(True)
-    for mine, theirs in zip(all_calls(fallback=True), wanted, strict=True):
+    for mine, theirs in zip(step_of(torch, ours.batch_norm, x, fallback=True), wanted, strict=True):
         assert torch.allclose(mine, theirs, atol=1e-4)
     for kind in (torch.float32, torch.float16):
         made_by = []
@@ -468,21 +411,3 @@ def test_ways_whose_bits_do_not_repeat_are_refused_as_pytorch_does(
             made_by.append(step(torch, module, x.to(kind)))
         assert [t.dtype for t in made_by[1]] == [t.dtype for t in made_by[0]]
         same(torch, *made_by, 1e-5 if kind == torch.float32 else 0.03)
-    deterministic(True, warn_only=True)
-    with pytest.warns(UserWarning, match="warn_only=True") as seen:
-        warned = all_calls()
-    assert len(seen) == 3
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(warned, free, strict=True))
-    with pytest.raises(RuntimeError, match="not known to repeat"):  # asked for by name: no warning will do
-        ours.batch_norm(x, None, None, training=True, deterministic=True)
-
-
-def test_another_refusal_is_not_put_down_to_determinism(torch, ours, device, deterministic):
-    deterministic(True, warn_only=True)
-    with pytest.raises(pybnorm.ArgumentTypeError) as caught:
-        ours.batch_norm(made(torch, device, 8, 5, 6, 7).to(torch.int32), None, None, training=True)
-    assert "determin" not in str(caught.value)
-    deterministic(False)
-    for wrong in (1, "yes"):
-        with pytest.raises(pybnorm.ArgumentTypeError, match="deterministic"):
-            ours.batch_norm(made(torch, device, 8, 5, 6, 7), None, None, training=True, deterministic=wrong)
