@@ -276,7 +276,7 @@ cdef int _torch_run(_TorchKey *key, pbn_arguments *arguments, char *text) noexce
     cdef int64_t size
     cdef int64_t one = 1
     cdef Cache ready
-    workspace = ones = zeros = None
+    workspace = ones = zeros = means = None
     try:
         if key.device == _TORCH_CUDA and (
             _torch.aoti_torch_create_cuda_guard(key.index, &guard) != 0
@@ -312,6 +312,9 @@ cdef int _torch_run(_TorchKey *key, pbn_arguments *arguments, char *text) noexce
         if arguments.bias.address == 0 and (key.operation != PBN_OP_BACKWARD or key.flags & _ACTIVATES):
             zeros = _torch_constant(key, 0)
             arguments.bias.address = zeros.data_ptr()
+        if arguments.running_mean.address == 0 and key.operation == PBN_OP_FORWARD_INFERENCE:  # of a gradient
+            means = _torch_constant(key, 0)
+            arguments.running_mean.address = means.data_ptr()
         plan._call(handle, arguments, workspace, None)
     except KeyboardInterrupt:  # while it waited for the handle's lock
         PyErr_SetInterrupt()
@@ -461,6 +464,48 @@ cdef int _torch_forward(int which, uint64_t *stack, void **handles, uint64_t *ma
     return status
 
 
+cdef int _torch_frozen(int which, uint64_t *stack, void **handles, uint64_t *made, char *text) noexcept nogil:
+    """The gradient of x alone, by constant statistics: an inference of dy with mean and bias 0."""
+    cdef _TorchTensor dy
+    cdef _TorchTensor x
+    cdef _TorchKey key
+    cdef uintptr_t vectors[2]
+    cdef uintptr_t results[4]
+    cdef pbn_arguments arguments
+    cdef int outputs = 4 if which == _OURS_BACKWARD else 3
+    cdef int32_t dtype
+    cdef uint64_t wanted
+    cdef int i
+    cdef int status
+    memset(&arguments, 0, sizeof(arguments))
+    if which == _OURS_BACKWARD and (handles[11] != NULL or (stack[12] & 0xff) != 0):  # ReLU, a residual
+        return _REFUSED
+    for i in range(3):
+        wanted = 0
+        if _torch.torch_list_get_item(<void *>stack[9], <size_t>i, &wanted) != 0 or (wanted & 0xff != 0) != (i == 0):
+            return _REFUSED
+    if not _torch_data(handles[0], &dy) or not _torch_data(handles[1], &x) or not _torch_alike(&dy, &x):
+        return _REFUSED
+    dtype = _torch_parameters(&x, &handles[2], 3)
+    for i in range(2):
+        if not _torch_vector(handles[2 + 2 * i], &x, dtype, &vectors[i]):
+            return _REFUSED
+    if vectors[1] == 0 or not _torch_results(&x, dtype, 0, outputs, False, made, results):
+        return _REFUSED
+    _torch_key(
+        &key, PBN_OP_FORWARD_INFERENCE, &x, _OWN if dtype != _torch_wide(&x) else 0, _torch_float(stack[8]), 0
+    )
+    arguments.x.address, arguments.y.address = dy.address, results[0]
+    arguments.scale.address, arguments.running_variance.address = vectors[0], vectors[1]
+    status = _torch_run(&key, &arguments, text)
+    for i in range(1, 4 if which == _OURS_BACKWARD and status == _DONE else 0):
+        if not _torch_empty(&x, &made[i]):
+            status = _REFUSED
+    if status != _DONE:
+        _torch_free(made, outputs)
+    return status
+
+
 cdef int _torch_backward(int which, uint64_t *stack, void **handles, uint64_t *made, char *text) noexcept nogil:
     cdef _TorchTensor dy
     cdef _TorchTensor x
@@ -478,7 +523,9 @@ cdef int _torch_backward(int which, uint64_t *stack, void **handles, uint64_t *m
     cdef int64_t i
     cdef int status
     memset(&arguments, 0, sizeof(arguments))
-    if (not vendor and (stack[7] & 0xff) == 0) or handles[5] == NULL or handles[6] == NULL:
+    if not vendor and (stack[7] & 0xff) == 0:
+        return _torch_frozen(which, stack, handles, made, text)
+    if handles[5] == NULL or handles[6] == NULL:
         return _REFUSED
     if not _torch_data(handles[vendor], &dy) or not _torch_data(handles[not vendor], &x):
         return _REFUSED

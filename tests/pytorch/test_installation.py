@@ -97,8 +97,23 @@ def test_steps_are_right_and_by_plans(torch, ours, device, own, shape, layout, d
             assert (value.dtype, value.stride(), value.device) == (like.dtype, like.stride(), like.device)
             error = (value.double() - right[name]).abs().max()
             assert error <= tolerance * max(1, right[name].abs().max()), (name, affine, running, training)
-        # Evaluation's gradient is PyTorch's.
-        assert own == ([] if training else ["native_batch_norm_backward"])
+        # Evaluation's gradients of parameters are PyTorch's.
+        assert own == (["native_batch_norm_backward"] if affine and not training else [])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_gradients_past_frozen_parameters(torch, ours, device, own, dtype):
+    given = problem(torch, device, (3, 4, 5, 5), "last", getattr(torch, dtype), True, True, own=True)
+    x, dy, weight, bias, mean, variance = given
+    slope = weight.double() / torch.sqrt(variance.double() + 1e-3)
+    for call in (torch.nn.functional.batch_norm, ours.batch_norm):
+        leaf = x.clone().requires_grad_()
+        with ours.install(cuda=device == "cuda"):
+            call(leaf, mean, variance, weight, bias, False, 0.1, 1e-3).backward(dy.contiguous())
+        assert (leaf.grad.dtype, leaf.grad.stride()) == (x.dtype, x.stride())
+        error = (leaf.grad.double() - dy.double() * slope.view(1, -1, 1, 1)).abs().max()
+        assert error <= {"float64": 1e-13, "float32": 1e-5, "bfloat16": 3e-2}[dtype] * dy.abs().max()
+    assert own == []
 
 
 def test_gaps_and_gradients_in_other_memory_are_copied(torch, ours, device, own):
