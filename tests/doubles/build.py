@@ -4,13 +4,10 @@ The prototypes come from the adapter's own file, so a double cannot drift from w
 that file against the vendors' headers.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,22 +40,13 @@ VENDORS = {
 class Doubles:
     """Builds doubles below one folder; objects are compiled once and linked often."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self.compiler = shlex.split(os.environ.get("CC", "cc"))
-        self._objects: dict[tuple[str, tuple[str, ...], tuple[str, ...]], Path] = {}
+        self._objects = {}
         self._count = 0
 
-    def build(
-        self,
-        backend: str,
-        *,
-        version: int | None = None,
-        without: Sequence[str] = (),
-        soname: str | None = None,
-        defines: Sequence[str] = (),
-        place: str = "",
-    ) -> Path:
+    def build(self, backend, *, version=None, without=(), soname=None, defines=(), place=""):
         """One double in a folder of its own, named by its soname.
 
         Without some symbols; with more macros, ``NAME=VALUE``; with the function that says which device is current it
@@ -86,7 +74,7 @@ class Doubles:
         self._run(*flags, "-o", str(library), *map(str, objects))
         return library
 
-    def plain(self, name: str, source: str = "int pybnorm_test_nothing;") -> Path:
+    def plain(self, name, source="int pybnorm_test_nothing;"):
         """A library that is nobody's double, from C text."""
         self._count += 1
         folder = self.folder / f"plain-{self._count}"
@@ -96,7 +84,7 @@ class Doubles:
         self._run("-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", str(library), str(folder / "plain.c"))
         return library
 
-    def symbols(self, backend: str, kind: str = "") -> tuple[str, ...]:
+    def symbols(self, backend, kind=""):
         """Names in the adapter's list; kind ``"REQUIRED"`` or ``"OPTIONAL"`` selects."""
         # The preprocessor reads the list: what it expands to is what the adapter resolves.
         source = (
@@ -111,32 +99,19 @@ class Doubles:
             raise RuntimeError(f"no symbols in {VENDORS[backend].symbols}")
         return tuple(name for which, name in found if kind in ("", which))
 
-    def _object(self, backend: str, source: str, defines: tuple[str, ...], flags: tuple[str, ...] = ()) -> Path:
+    def _object(self, backend, source, defines, flags=()):
         key = (f"{backend}/{source}", defines, flags)
         if key not in self._objects:
             self.folder.mkdir(parents=True, exist_ok=True)
             path = self.folder / f"{backend}-object-{len(self._objects)}.o"
-            self._run(
-                "-c",
-                "-std=c11",
-                "-Wall",
-                "-Wextra",
-                "-Werror",
-                "-Wno-unused-parameter",
-                "-fPIC",
-                "-O0",
-                f'-DDOUBLE_BACKEND="{ADAPTERS / VENDORS[backend].prototypes}"',
-                f"-DDOUBLE_SYMBOLS={VENDORS[backend].symbols}",
-                *(f"-D{define}" for define in defines),
-                *flags,
-                "-o",
-                str(path),
-                str(HERE / source),
-            )
+            header = ADAPTERS / VENDORS[backend].prototypes
+            words = ["-c", "-std=c11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-fPIC", "-O0"]
+            words += [f'-DDOUBLE_BACKEND="{header}"', f"-DDOUBLE_SYMBOLS={VENDORS[backend].symbols}"]
+            self._run(*words, *(f"-D{define}" for define in defines), *flags, "-o", str(path), str(HERE / source))
             self._objects[key] = path
         return self._objects[key]
 
-    def _run(self, *arguments: str, source: str | None = None) -> str:
+    def _run(self, *arguments, source=None):
         done = subprocess.run([*self.compiler, *arguments], input=source, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join([*self.compiler, *arguments])}\n{done.stderr}")

@@ -1,9 +1,6 @@
 """Doubles of the vendor libraries, and child processes to load them in."""
 
-from __future__ import annotations
-
 import functools
-import importlib.util
 import json
 import os
 import shlex
@@ -11,94 +8,112 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
+from doubles.build import HERE, VENDORS, Doubles
 
 import pybnorm
 
-_BUILD = Path(__file__).resolve().parents[1] / "doubles" / "build.py"
-_PACKAGE_PARENT = Path(pybnorm.__file__).resolve().parents[1]
-
-
-def _load_build() -> ModuleType:
-    name = "pybnorm_test_doubles"  # "build" is also the name of a well-known package
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, _BUILD)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+PACKAGES = str(Path(pybnorm.__file__).resolve().parents[1])
 
 
 @pytest.fixture(scope="session")
-def doubles(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def doubles(tmp_path_factory):
     """Builds doubles, see tests/doubles/build.py."""
     compiler = shlex.split(os.environ.get("CC", "cc"))[0]
     if shutil.which(compiler) is None:
         pytest.fail(f"these tests compile doubles of the vendor libraries, and there is no C compiler {compiler!r}")
-    return _load_build().Doubles(tmp_path_factory.mktemp("doubles"))
+    return Doubles(tmp_path_factory.mktemp("doubles"))
 
 
 @pytest.fixture(scope="session")
-def vendors() -> Any:
+def vendors():
     """The builder's table of vendors."""
-    return _load_build().VENDORS
+    return VENDORS
 
 
 @pytest.fixture(scope="session")
-def driver(doubles: Any) -> str:
+def driver(doubles):
     """A double of libcuda with three devices."""
-    return str(doubles.plain("libcuda.so.1", (_BUILD.parent / "cuda.c").read_text()))
+    return str(doubles.plain("libcuda.so.1", (HERE / "cuda.c").read_text()))
 
 
 @pytest.fixture(scope="session")
-def hip_library(doubles: Any) -> Path:
+def hip_library(doubles):
     """A double of libamdhip64, not under its soname: a search in this process must not find it."""
-    return Path(doubles.plain("libpybnorm-hip-double.so", (_BUILD.parent / "hip.c").read_text()))
+    return Path(doubles.plain("libpybnorm-hip-double.so", (HERE / "hip.c").read_text()))
 
 
-Child = Callable[..., Any]
+STEERING = ("PYBNORM_", "CONDA_PREFIX", "LD_LIBRARY_PATH", "CUDNN_PATH", "CUDA_PATH", "CUDA_HOME", "ROCM_PATH")
+STEERING += ("ROCM_HOME", "HIP_PATH", "DNNLROOT")
+if "PBN_SANITIZE" not in os.environ:  # or it names the sanitizer's runtime, which ci/sanitize.sh has put there
+    STEERING += ("LD_PRELOAD",)
+
+FORKS = """
+import os, signal, sys
+import ml_dtypes, numpy, pybnorm
+
+for folder in sys.stdin:  # a script of one goes on below, in a child of its own
+    if os.fork() == 0:
+        break
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+else:
+    sys.exit()
+os.chdir(folder.rstrip())
+for number, name in enumerate(("/dev/null", "stdout", "stderr")):
+    os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
+signal.alarm(120)
+exec(compile(open("script.py").read(), "script.py", "exec"))
+"""
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory):
+    """A process that has imported the package and loaded no library; it forks a child for each script."""
+    folder, pipe = tmp_path_factory.mktemp("forks"), subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", FORKS], env=clean(), cwd=folder, stdin=pipe, stdout=pipe) as server:
+        yield server
+
+
+def clean(**changes):
+    """The environment without the variables that steer the search, but for those given."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(STEERING)}
+    return kept | {"PYTHONPATH": PACKAGES} | {name: str(value) for name, value in changes.items()}
 
 
 @pytest.fixture
-def child(tmp_path: Path) -> Child:
-    """Runs a script in a fresh interpreter: what one test loads cannot hide another's failure.
+def child(tmp_path, forks):
+    """Runs a script in a process of its own: what one test loads cannot hide another's failure.
 
-    The script calls ``report(value)`` once; the value comes back through JSON. The environment has none of the
-    variables that steer the search, except those given.
+    The script calls ``report(value)`` once; the value comes back through JSON. With variables of the environment, {}
+    too, the interpreter is a fresh one.
     """
+    answer, file = tmp_path / "answer.json", tmp_path / "script.py"
 
-    def run(script: str, env: Mapping[str, object] | None = None, **values: object) -> Any:
-        steering = ("PYBNORM_", "CONDA_PREFIX", "LD_LIBRARY_PATH", "CUDNN_PATH", "CUDA_PATH", "CUDA_HOME")
-        steering += ("ROCM_PATH", "ROCM_HOME", "HIP_PATH", "DNNLROOT")
-        if "PBN_SANITIZE" not in os.environ:  # or it names the sanitizer's runtime, which ci/sanitize.sh has put there
-            steering += ("LD_PRELOAD",)
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(steering)}
-        environment["PYTHONPATH"] = str(_PACKAGE_PARENT)
-        environment.update({key: str(value) for key, value in (env or {}).items()})
-        answer = tmp_path / "answer.json"
+    def run(script, env=None, **values):
         answer.unlink(missing_ok=True)
-        prelude = _PRELUDE.format(answer=str(answer), values=json.dumps(values, default=str))
-        file = tmp_path / "script.py"
+        prelude = PRELUDE.format(answer=str(answer), values=json.dumps(values, default=str))
         file.write_text(prelude + textwrap.dedent(script))
-        done = subprocess.run(
-            [sys.executable, str(file)], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120,
-            check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
-        assert answer.exists(), f"the script reported nothing\n{done.stdout}\n{done.stderr}"
-        run.stdout, run.stderr = done.stdout, done.stderr  # type: ignore[attr-defined]
+        if env is None and "PBN_SANITIZE" not in os.environ:
+            forks.stdin.write(f"{tmp_path}\n".encode())
+            forks.stdin.flush()
+            status = int(forks.stdout.readline())
+            run.stdout, run.stderr = ((tmp_path / name).read_text() for name in ("stdout", "stderr"))
+        else:
+            command = [sys.executable, str(file)]
+            done = subprocess.run(
+                command, env=clean(**env or {}), cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+            )
+            status, run.stdout, run.stderr = done.returncode, done.stdout, done.stderr
+        assert status == 0, f"exit status {status}\n{run.stdout}\n{run.stderr}"
+        assert answer.exists(), f"the script reported nothing\n{run.stdout}\n{run.stderr}"
         return json.loads(answer.read_text())
 
     return run
 
 
-_PRELUDE = '''\
+PRELUDE = '''\
 import json, os, sys
 values = json.loads({values!r})
 
@@ -167,22 +182,22 @@ RECORDER = """
 
 
 @pytest.fixture(scope="session")
-def recorder(doubles: Any) -> str:
+def recorder(doubles):
     """cuDNN's double that writes down what reaches it."""
     return str(doubles.build("cudnn", defines=("DOUBLE_RECORDS",)))
 
 
 @pytest.fixture
-def run(child: Any, recorder: str) -> Any:
+def run(child, recorder):
     """Runs a script behind `RECORDER`, on that double."""
 
-    def behind(script: str, file: str = recorder, **values: Any) -> Any:
+    def behind(script, file=recorder, **values):
         return child(textwrap.dedent(RECORDER) + textwrap.dedent(script), file=file, **values)
 
     return behind
 
 
-def beside_the_parts(doubles: Any, file: Path) -> str:
+def beside_the_parts(doubles, file):
     """The parts that cuDNN's graph API is looked for in, put beside a double."""
     for part in ("heuristic", "engines_precompiled", "engines_runtime_compiled"):
         shutil.copy(doubles.plain(f"libcudnn_{part}.so.9"), file.parent)
@@ -190,13 +205,13 @@ def beside_the_parts(doubles: Any, file: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def beside(doubles: Any) -> Callable[[Path], str]:
+def beside(doubles):
     """Puts those parts beside a double."""
     return functools.partial(beside_the_parts, doubles)
 
 
 @pytest.fixture(scope="session")
-def grapher(doubles: Any) -> str:
+def grapher(doubles):
     """The double with the parts that cuDNN's graph API is looked for in."""
     return beside_the_parts(doubles, doubles.build("cudnn", defines=("DOUBLE_RECORDS",)))
 
@@ -239,26 +254,26 @@ COMPUTER = """
 
 
 @pytest.fixture(scope="session")
-def computing_without(doubles: Any) -> Callable[..., str]:
+def computing_without(doubles):
     """Builds the double that computes, without some symbols."""
 
-    def build(*symbols: str) -> str:
+    def build(*symbols):
         return beside_the_parts(doubles, doubles.build("cudnn", defines=("DOUBLE_COMPUTES",), without=symbols))
 
     return build
 
 
 @pytest.fixture(scope="session")
-def computing(computing_without: Callable[..., str]) -> str:
+def computing(computing_without):
     """The double that computes."""
     return computing_without()
 
 
 @pytest.fixture
-def compute(child: Any, computing: str) -> Any:
+def compute(child, computing):
     """Runs a script behind `COMPUTER`, on that double."""
 
-    def behind(script: str, file: str = computing, **values: Any) -> Any:
+    def behind(script, file=computing, **values):
         return child(textwrap.dedent(COMPUTER) + textwrap.dedent(script), file=file, **values)
 
     return behind

@@ -1,14 +1,11 @@
 """What each protocol says of an array, and what is refused by name."""
 
-from __future__ import annotations
-
 import array
 import ctypes
 import gc
 import operator
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -32,7 +29,7 @@ DTYPES = [
 
 
 @pytest.mark.parametrize(("dtype", "expected"), DTYPES)
-def test_numpy(dtype: np.dtype[Any], expected: DataType) -> None:
+def test_numpy(dtype, expected):
     x = np.zeros((2, 3, 4, 5), dtype)
     buffer = as_buffer(x, "x")
     assert buffer == Buffer(x.ctypes.data, (2, 3, 4, 5), (60, 20, 5, 1), expected, 1, 0, True, x)
@@ -50,7 +47,7 @@ def test_numpy(dtype: np.dtype[Any], expected: DataType) -> None:
         ((Ellipsis, slice(None, None, -3)), (60, 20, 5, -3)),
     ],
 )
-def test_numpy_views(dtype: np.dtype[Any], index: Any, strides: tuple[int, ...]) -> None:
+def test_numpy_views(dtype, index, strides):
     x = np.arange(120).reshape(2, 3, 4, 5).astype(dtype)
     view = x[index]
     buffer = as_buffer(view, "x")
@@ -63,7 +60,7 @@ def test_numpy_views(dtype: np.dtype[Any], index: Any, strides: tuple[int, ...])
         assert raw == (view[(0, 0, 0, 0)] if where == 0 else view[where]).tobytes()
 
 
-def test_numpy_transposed_broadcast_scalar_and_empty() -> None:
+def test_numpy_transposed_broadcast_scalar_and_empty():
     x = np.zeros((2, 3, 4), np.float32)
     assert as_buffer(x.transpose(0, 2, 1), "x")[1:3] == ((2, 4, 3), (12, 1, 4))
     wide = np.broadcast_to(np.float32([1, 2, 3]), (5, 3))
@@ -73,7 +70,7 @@ def test_numpy_transposed_broadcast_scalar_and_empty() -> None:
     assert as_buffer(np.zeros((0, 3), np.float16), "x").dims == (0, 3)
 
 
-def test_numpy_subclasses() -> None:
+def test_numpy_subclasses():
     class Sub(np.ndarray):
         pass
 
@@ -87,7 +84,7 @@ OTHERS = ["i4", "u2", "?", "c8", "O", "U3", "f4,i4", ml_dtypes.float8_e4m3fn, "M
 
 
 @table("dtype", [*OTHERS, np.dtype(ml_dtypes.bfloat16).newbyteorder()])
-def test_numpy_dtypes_that_are_refused(dtype: Any) -> None:
+def test_numpy_dtypes_that_are_refused(dtype):
     x = np.zeros(3, dtype)
     with pytest.raises(ArgumentTypeError) as caught:
         as_buffer(x, "running_mean")
@@ -98,7 +95,7 @@ def test_numpy_dtypes_that_are_refused(dtype: Any) -> None:
     assert ("byte order" in text) == (not x.dtype.isnative)
 
 
-def test_strides_that_are_not_whole_elements() -> None:
+def test_strides_that_are_not_whole_elements():
     records = np.zeros(4, np.dtype([("a", "f4"), ("b", "i1")]))
     with pytest.raises(ArgumentError, match=r"x: got strides of \(5,\) bytes, allowed: multiples of the 4 byte"):
         as_buffer(records["a"], "x")
@@ -106,7 +103,7 @@ def test_strides_that_are_not_whole_elements() -> None:
     assert as_buffer(records["a"][:1], "x").dims == (1,)
 
 
-def test_an_address_that_is_not_aligned() -> None:
+def test_an_address_that_is_not_aligned():
     raw = np.zeros(17, np.uint8)
     x = raw[1:].view(np.float32)
     with pytest.raises(ArgumentError, match=r"bias: got address 0x.*aligned to 4 bytes"):
@@ -114,7 +111,7 @@ def test_an_address_that_is_not_aligned() -> None:
 
 
 @pytest.mark.parametrize("value", [None, "abc", [1.0, 2.0], (1.0,), 3, 1.5, object(), {"a": 1}, np.float32, ...])
-def test_no_array_at_all(value: object) -> None:
+def test_no_array_at_all(value):
     for function in (as_buffer, as_memory):
         with pytest.raises(ArgumentTypeError, match=r"^dy: got ") as caught:
             function(value, "dy")
@@ -122,7 +119,7 @@ def test_no_array_at_all(value: object) -> None:
         assert "DLPack" in caught.value.allowed
 
 
-def test_nothing_is_kept_or_lost() -> None:
+def test_nothing_is_kept_or_lost():
     x = np.zeros((4, 4), np.float32)
     before = sys.getrefcount(x)
     for _ in range(10):
@@ -137,13 +134,13 @@ def test_nothing_is_kept_or_lost() -> None:
 
 
 @pytest.mark.parametrize(("code", "expected"), [("f", DataType.FLOAT32), ("d", DataType.FLOAT64)])
-def test_array_array(code: str, expected: DataType) -> None:
+def test_array_array(code, expected):
     x = array.array(code, [1, 2, 3])
     buffer = as_buffer(x, "x")
     assert buffer[:-1] == (x.buffer_info()[0], (3,), (1,), expected, 1, 0, True)
 
 
-def test_memoryview() -> None:
+def test_memoryview():
     memory = bytearray(64)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     grid = memoryview(memory).cast("B").cast("f", (4, 4))
@@ -154,7 +151,7 @@ def test_memoryview() -> None:
     assert as_buffer(memoryview(bytes(8)).cast("f"), "x").writable is False
 
 
-def test_half_and_ctypes_buffers() -> None:
+def test_half_and_ctypes_buffers():
     half = np.zeros((2, 3), np.float16)
     assert as_buffer(memoryview(half), "x")[1:4] == ((2, 3), (3, 1), DataType.FLOAT16)
     matrix = ((ctypes.c_float * 3) * 2)()
@@ -163,12 +160,12 @@ def test_half_and_ctypes_buffers() -> None:
 
 
 @pytest.mark.parametrize("value", [b"abcd", bytearray(4), array.array("i", [1]), memoryview(np.zeros(2, ">f4"))])
-def test_buffers_of_other_types(value: object) -> None:
+def test_buffers_of_other_types(value):
     with pytest.raises(ArgumentTypeError, match=r"x: got an array of dtype"):
         as_buffer(value, "x")
 
 
-def test_a_buffer_stays_exported_as_long_as_its_description_lives() -> None:
+def test_a_buffer_stays_exported_as_long_as_its_description_lives():
     memory = bytearray(16)
     buffer = as_buffer(memoryview(memory).cast("f"), "x")
     with pytest.raises(BufferError):
@@ -179,7 +176,7 @@ def test_a_buffer_stays_exported_as_long_as_its_description_lives() -> None:
     memory.extend(b"more")
 
 
-def test_a_released_buffer_is_an_error_that_names_the_argument() -> None:
+def test_a_released_buffer_is_an_error_that_names_the_argument():
     view = memoryview(bytearray(16)).cast("f")
     view.release()
     with pytest.raises(ArgumentError, match=r"x: got builtins.memoryview whose buffer protocol failed: ValueError"):
@@ -190,7 +187,7 @@ def test_a_released_buffer_is_an_error_that_names_the_argument() -> None:
 
 
 class Cai:
-    def __init__(self, **fields: object) -> None:
+    def __init__(self, **fields):
         self.__cuda_array_interface__ = {
             "shape": (2, 3, 4),
             "typestr": "<f4",
@@ -203,13 +200,13 @@ class Cai:
     ("typestr", "expected"),
     [("<f4", DataType.FLOAT32), ("<f8", DataType.FLOAT64), ("<f2", DataType.FLOAT16)],
 )
-def test_cuda_array_interface(typestr: str, expected: DataType) -> None:
+def test_cuda_array_interface(typestr, expected):
     x = Cai(typestr=typestr)
     assert as_buffer(x, "x") == Buffer(0x7F0000000100, (2, 3, 4), (12, 4, 1), expected, 2, -1, True, x)
 
 
 @pytest.mark.parametrize("module", ["hip._util.types", "rocm.bindings.util.types", "hipster.types"])
-def test_arrays_of_hip_python_are_rocms(module: str) -> None:
+def test_arrays_of_hip_python_are_rocms(module):
     """Their type strings are any of NumPy's names, and nothing in them says whose memory it is."""
     kind = type("DeviceArray", (Cai,), {"__module__": module})
     if module == "hipster.types":
@@ -228,7 +225,7 @@ def test_arrays_of_hip_python_are_rocms(module: str) -> None:
         as_buffer(kind(typestr="no type"), "x")
 
 
-def test_hip_pythons_own_array() -> None:
+def test_hip_pythons_own_array():
     pytest.importorskip("hip")
     from hip import _util  # no module in version 10, but an attribute
 
@@ -236,7 +233,7 @@ def test_hip_pythons_own_array() -> None:
     assert as_buffer(x, "x") == Buffer(0x7F0000000100, (2, 3), (3, 1), DataType.FLOAT32, ROCM, -1, True, x)
 
 
-def test_cuda_array_interface_strides_flags_and_streams() -> None:
+def test_cuda_array_interface_strides_flags_and_streams():
     assert as_buffer(Cai(strides=None), "x").strides == (12, 4, 1)
     assert as_buffer(Cai(strides=(48, 4, 12)), "x").strides == (12, 1, 3)
     assert as_buffer(Cai(strides=(-48, 0, 4)), "x").strides == (-12, 0, 1)
@@ -251,7 +248,7 @@ def test_cuda_array_interface_strides_flags_and_streams() -> None:
 
 
 @pytest.mark.parametrize("typestr", [">f4", "<i4", "|u1", "<c8", "|b1", "<V2"])
-def test_cuda_array_interface_types_that_are_refused(typestr: str) -> None:
+def test_cuda_array_interface_types_that_are_refused(typestr):
     with pytest.raises(ArgumentTypeError) as caught:
         as_buffer(Cai(typestr=typestr), "saved_mean")
     assert typestr in str(caught.value)
@@ -274,21 +271,21 @@ def test_cuda_array_interface_types_that_are_refused(typestr: str) -> None:
         {"strides": (16, 4)},
     ],
 )
-def test_cuda_array_interface_that_is_malformed(fields: dict[str, object]) -> None:
+def test_cuda_array_interface_that_is_malformed(fields):
     with pytest.raises(ArgumentError, match=r"x: got .*Cai whose __cuda_array_interface__ failed") as caught:
         as_buffer(Cai(**fields), "x")
     assert caught.value.__cause__ is not None
 
 
 @pytest.mark.parametrize("field", ["shape", "strides"])
-def test_cuda_array_interface_that_never_ends_is_not_taken_in(field: str) -> None:
+def test_cuda_array_interface_that_never_ends_is_not_taken_in(field):
     numbers = iter([1] * 100_000)
     with pytest.raises(ArgumentError, match=f"{field} of more than 64 axes"):
         as_buffer(Cai(**{field: numbers}), "x")
     assert operator.length_hint(numbers) > 99_000
 
 
-def test_cuda_array_interface_at_null_is_refused() -> None:
+def test_cuda_array_interface_at_null_is_refused():
     with pytest.raises(ArgumentError, match=r"address 0"):
         as_buffer(Cai(data=(0, False)), "x")
     with pytest.raises(ArgumentError, match=r"address 0"):
@@ -296,15 +293,15 @@ def test_cuda_array_interface_at_null_is_refused() -> None:
 
 
 class Property:
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error):
         self.error = error
 
     @property
-    def __cuda_array_interface__(self) -> Any:
+    def __cuda_array_interface__(self):
         raise self.error
 
 
-def test_a_protocol_that_is_absent_is_a_miss_and_one_that_fails_is_an_error() -> None:
+def test_a_protocol_that_is_absent_is_a_miss_and_one_that_fails_is_an_error():
     with pytest.raises(ArgumentTypeError, match=r"^x: got <"):
         as_buffer(Property(AttributeError("not on this device")), "x")
     with pytest.raises(
@@ -314,20 +311,20 @@ def test_a_protocol_that_is_absent_is_a_miss_and_one_that_fails_is_an_error() ->
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-def test_cuda_array_interface_takes_the_device_from_dlpack_where_there_is_one() -> None:
+def test_cuda_array_interface_takes_the_device_from_dlpack_where_there_is_one():
     class Both(Cai):
-        def __dlpack_device__(self) -> tuple[int, int]:
+        def __dlpack_device__(self):
             return (13, 3)
 
-        def __dlpack__(self, **_: object) -> object:
+        def __dlpack__(self, **_):
             raise AssertionError("not needed")
 
     assert as_buffer(Both(), "x")[4:6] == (13, 3)
 
 
-def test_bfloat16_which_the_interface_lacks_comes_by_dlpack() -> None:
+def test_bfloat16_which_the_interface_lacks_comes_by_dlpack():
     class Both(Cai):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__(typestr="<V2")
             self.capsule = Capsule(code=4, bits=16, device=(2, 1))
             self.__dlpack_device__ = self.capsule.__dlpack_device__
@@ -342,13 +339,13 @@ def test_bfloat16_which_the_interface_lacks_comes_by_dlpack() -> None:
 class Exporter:
     """An object that has DLPack only."""
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array):
         self.array = array
 
-    def __dlpack__(self, **kwargs: Any) -> object:
+    def __dlpack__(self, **kwargs):
         return self.array.__dlpack__(**kwargs)
 
-    def __dlpack_device__(self) -> tuple[int, int]:
+    def __dlpack_device__(self):
         return self.array.__dlpack_device__()
 
 
@@ -387,20 +384,20 @@ class Capsule:
     def __init__(
         self,
         *,
-        versioned: bool = True,
-        dims: tuple[int, ...] = (2, 3),
-        strides: tuple[int, ...] | None = (3, 1),
-        code: int = 2,
-        bits: int = 32,
-        lanes: int = 1,
-        device: tuple[int, int] = (1, 0),
-        data: int | None = None,
-        byte_offset: int = 0,
-        flags: int = 0,
-        major: int = 1,
-        name: bytes | None = None,
-        old: bool = False,
-    ) -> None:
+        versioned=True,
+        dims=(2, 3),
+        strides=(3, 1),
+        code=2,
+        bits=32,
+        lanes=1,
+        device=(1, 0),
+        data=None,
+        byte_offset=0,
+        flags=0,
+        major=1,
+        name=None,
+        old=False,
+    ):
         self.memory = np.zeros(64, np.float64)
         self.shape = (ctypes.c_int64 * max(len(dims), 1))(*dims)
         self.strides = None if strides is None else (ctypes.c_int64 * max(len(strides), 1))(*strides)
@@ -409,32 +406,32 @@ class Capsule:
             ctypes.addressof(self.shape), None if self.strides is None else ctypes.addressof(self.strides), byte_offset,
         )  # fmt: skip
         self.deleted = 0
-        self.asked: list[dict[str, object]] = []
+        self.asked = []
         self.old = old
         self.device = device
 
         @_DELETER
-        def deleter(_: int) -> None:
+        def deleter(_):
             self.deleted += 1
 
         self.deleter = deleter
         address = ctypes.cast(deleter, ctypes.c_void_p)
-        self.managed: Any = (
+        self.managed = (
             _Versioned(major, 0, None, address, flags, tensor) if versioned else _Managed(tensor, None, address)
         )
         self.name = name or (b"dltensor_versioned" if versioned else b"dltensor")
 
         @_DESTRUCTOR
-        def destructor(capsule: int) -> None:
+        def destructor(capsule):
             if _raw_is_valid(capsule, self.name):  # a consumer would have renamed it
                 self.deleter(ctypes.addressof(self.managed))
 
         self.destructor = destructor
 
-    def __dlpack_device__(self) -> tuple[int, int]:
+    def __dlpack_device__(self):
         return self.device
 
-    def __dlpack__(self, **kwargs: object) -> object:
+    def __dlpack__(self, **kwargs):
         self.asked.append(kwargs)
         if self.old and set(kwargs) - {"stream"}:
             raise TypeError("unexpected keyword argument 'max_version'")
@@ -442,13 +439,13 @@ class Capsule:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
-def test_dlpack_of_numpy(dtype: Any) -> None:
+def test_dlpack_of_numpy(dtype):
     x = np.zeros((2, 3, 4), dtype)[:, ::2]
     assert as_buffer(Exporter(x), "x")[:-1] == as_buffer(x, "x")[:-1]
 
 
 @pytest.mark.xfail(np.lib.NumpyVersion(np.__version__) < "2.1.0", reason="NumPy before 2.1 exports no read-only array")
-def test_dlpack_honours_read_only() -> None:
+def test_dlpack_honours_read_only():
     x = np.zeros(3, np.float32)
     x.flags.writeable = False
     assert as_buffer(Exporter(x), "x").writable is False
@@ -468,13 +465,13 @@ def test_dlpack_honours_read_only() -> None:
         (4, 16, DataType.BFLOAT16),
     ],
 )
-def test_dlpack_fields(versioned: bool, code: int, bits: int, expected: DataType) -> None:
+def test_dlpack_fields(versioned, code, bits, expected):
     producer = Capsule(versioned=versioned, code=code, bits=bits, strides=(8, 2), byte_offset=16, device=(10, 5))
     buffer = as_buffer(producer, "x")
     assert buffer[:-1] == (producer.memory.ctypes.data + 16, (2, 3), (8, 2), expected, 10, 5, True)
 
 
-def test_dlpack_without_strides_is_packed() -> None:
+def test_dlpack_without_strides_is_packed():
     assert as_buffer(Capsule(dims=(2, 3, 4), strides=None), "x").strides == (12, 4, 1)
     assert as_buffer(Capsule(dims=(2, 0, 4), strides=None), "x").strides == (4, 4, 1)
     assert as_buffer(Capsule(dims=(), strides=None), "x")[1:3] == ((), ())
@@ -483,7 +480,7 @@ def test_dlpack_without_strides_is_packed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("versioned", [True, False])
-def test_dlpack_tensor_is_deleted_once_and_not_before_its_description(versioned: bool) -> None:
+def test_dlpack_tensor_is_deleted_once_and_not_before_its_description(versioned):
     producer = Capsule(versioned=versioned)
     buffer = as_buffer(producer, "x")
     gc.collect()
@@ -497,7 +494,7 @@ def test_dlpack_tensor_is_deleted_once_and_not_before_its_description(versioned:
 @pytest.mark.parametrize(
     "fields", [{"code": 0}, {"major": 2}, {"data": 0}, {"name": b"used_dltensor"}, {"byte_offset": 2}]
 )
-def test_dlpack_tensor_is_deleted_once_after_an_error(fields: dict[str, Any]) -> None:
+def test_dlpack_tensor_is_deleted_once_after_an_error(fields):
     producer = Capsule(**fields)
     with pytest.raises(ArgumentError):
         as_buffer(producer, "x")
@@ -505,7 +502,7 @@ def test_dlpack_tensor_is_deleted_once_after_an_error(fields: dict[str, Any]) ->
     assert producer.deleted == 1
 
 
-def test_dlpack_is_asked_without_a_copy_and_without_synchronisation() -> None:
+def test_dlpack_is_asked_without_a_copy_and_without_synchronisation():
     on_cpu, on_device = Capsule(), Capsule(device=(2, 0))
     as_buffer(on_cpu, "x")
     as_buffer(on_device, "x")
@@ -514,7 +511,7 @@ def test_dlpack_is_asked_without_a_copy_and_without_synchronisation() -> None:
 
 
 @pytest.mark.parametrize(("device", "kwargs"), [((1, 0), {}), ((10, 0), {"stream": -1})])
-def test_dlpack_of_old_producers(device: tuple[int, int], kwargs: dict[str, object]) -> None:
+def test_dlpack_of_old_producers(device, kwargs):
     producer = Capsule(old=True, versioned=False, device=device)
     assert as_buffer(producer, "x").device_type == device[0]
     assert producer.asked[1:] == [kwargs]
@@ -532,12 +529,12 @@ def test_dlpack_of_old_producers(device: tuple[int, int], kwargs: dict[str, obje
         ({"code": 99}, "code 99 32"),
     ],
 )
-def test_dlpack_types_that_are_refused(fields: dict[str, Any], name: str) -> None:
+def test_dlpack_types_that_are_refused(fields, name):
     with pytest.raises(ArgumentTypeError, match=rf"x: got an array of dtype {name}, allowed"):
         as_buffer(Capsule(**fields), "x")
 
 
-def test_dlpack_that_cannot_be_read() -> None:
+def test_dlpack_that_cannot_be_read():
     with pytest.raises(ArgumentError, match=r"DLPack 2.0"):
         as_buffer(Capsule(major=2), "x")
     with pytest.raises(ArgumentError, match=r"unused DLPack capsule"):
@@ -549,16 +546,16 @@ def test_dlpack_that_cannot_be_read() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, 3, "text"])
-def test_dlpack_that_returns_no_capsule(answer: object) -> None:
+def test_dlpack_that_returns_no_capsule(answer):
     producer = SimpleNamespace(__dlpack__=lambda **_: answer, __dlpack_device__=lambda: (1, 0))
     with pytest.raises(ArgumentError, match=r"unused DLPack capsule"):
         as_buffer(producer, "x")
 
 
 @pytest.mark.parametrize("error", [BufferError("requires a gradient"), RuntimeError("no"), TypeError("no")])
-def test_dlpack_that_fails_names_the_argument(error: Exception) -> None:
+def test_dlpack_that_fails_names_the_argument(error):
     class Failing(Exporter):
-        def __dlpack__(self, **kwargs: object) -> object:
+        def __dlpack__(self, **kwargs):
             raise error
 
     with pytest.raises(ArgumentError, match=r"scale: got .*Failing whose __dlpack__ failed") as caught:
@@ -572,35 +569,33 @@ def test_dlpack_that_fails_names_the_argument(error: Exception) -> None:
 class Tensor:
     """What is used of torch.Tensor."""
 
-    def __init__(
-        self, device: str = "cpu", index: int | None = None, dtype: str = "float32", neg: bool = False
-    ) -> None:
+    def __init__(self, device="cpu", index=None, dtype="float32", neg=False):
         self.device = SimpleNamespace(type=device, index=index)
         self.dtype = f"torch.{dtype}"
         self.shape = (2, 3)
         self.neg = neg
 
-    def data_ptr(self) -> int:
+    def data_ptr(self):
         return 0x1000
 
-    def stride(self) -> tuple[int, ...]:
+    def stride(self):
         return (1, 2)
 
-    def element_size(self) -> int:
+    def element_size(self):
         return {"float64": 8, "float32": 4, "uint8": 1, "int64": 8}.get(self.dtype[6:], 2)
 
-    def is_neg(self) -> bool:
+    def is_neg(self):
         return self.neg
 
-    def __dlpack__(self, **_: object) -> object:
+    def __dlpack__(self, **_):
         raise AssertionError("slower, and refuses what requires a gradient")
 
 
 @pytest.fixture
-def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
+def torch(monkeypatch):
     module = ModuleType("torch")
-    module.Tensor = Tensor  # type: ignore[attr-defined]
-    module.version = SimpleNamespace(hip=None)  # type: ignore[attr-defined]
+    module.Tensor = Tensor
+    module.version = SimpleNamespace(hip=None)
     monkeypatch.setitem(sys.modules, "torch", module)
     return module
 
@@ -614,12 +609,12 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("bfloat16", DataType.BFLOAT16),
     ],
 )
-def test_torch(torch: Any, dtype: str, expected: DataType) -> None:
+def test_torch(torch, dtype, expected):
     x = Tensor(dtype=dtype)
     assert as_buffer(x, "x") == Buffer(0x1000, (2, 3), (1, 2), expected, 1, 0, True, x)
 
 
-def test_torch_devices(torch: Any) -> None:
+def test_torch_devices(torch):
     assert as_buffer(Tensor("cuda", 3), "x")[4:6] == (2, 3)
     torch.version.hip = "6.4.1"  # a ROCm build says cuda too
     assert as_buffer(Tensor("cuda", 3), "x")[4:6] == (10, 3)
@@ -628,27 +623,27 @@ def test_torch_devices(torch: Any) -> None:
         as_buffer(Tensor("meta"), "x")
 
 
-def test_torch_tensors_that_are_refused(torch: Any) -> None:
+def test_torch_tensors_that_are_refused(torch):
     with pytest.raises(ArgumentTypeError, match=r"dtype torch.int64"):
         as_buffer(Tensor(dtype="int64"), "x")
     with pytest.raises(ArgumentError, match=r"lazily negated"):
         as_buffer(Tensor(neg=True), "x")
 
     class Sparse(Tensor):
-        def data_ptr(self) -> int:
+        def data_ptr(self):
             raise RuntimeError("no storage")
 
     with pytest.raises(ArgumentError, match=r"x: got .*Sparse whose PyTorch's tensor attributes failed: .*no storage"):
         as_buffer(Sparse(), "x")
 
 
-def test_torch_that_is_being_imported_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_that_is_being_imported_is_no_obstacle(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     assert as_buffer(Capsule(), "x").dims == (2, 3)
 
 
 @pytest.mark.filterwarnings("default")
-def test_the_real_torch_on_the_cpu() -> None:
+def test_the_real_torch_on_the_cpu():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     x = torch.zeros(2, 3, 4, 5, dtype=torch.bfloat16, requires_grad=True).permute(0, 2, 3, 1)
     with torch.no_grad():
@@ -668,7 +663,7 @@ def test_the_real_torch_on_the_cpu() -> None:
 # ---- contiguous memory
 
 
-def test_as_memory() -> None:
+def test_as_memory():
     for x, nbytes in (
         (np.zeros(100, np.uint8), 100),
         (np.zeros((3, 4), np.float32), 48),
@@ -686,7 +681,7 @@ def test_as_memory() -> None:
     assert as_memory(Cai(typestr="|u1", shape=(12,)), "workspace")[:3] == (0x7F0000000100, 12, 2)
 
 
-def test_as_memory_of_its_own_kind() -> None:
+def test_as_memory_of_its_own_kind():
     memory = Memory(64, 128, 2, 0, True, None)
     assert as_memory(memory, "workspace") is memory
     buffer = Buffer(64, (2, 3), (3, 1), DataType.FLOAT64, 2, 1, True, None)
@@ -696,18 +691,18 @@ def test_as_memory_of_its_own_kind() -> None:
 @pytest.mark.parametrize(
     "x", [np.zeros((4, 4))[:, ::2], np.zeros((4, 4)).T, np.zeros(4)[::-1], np.broadcast_to(1.0, 3)]
 )
-def test_as_memory_must_be_contiguous(x: Any) -> None:
+def test_as_memory_must_be_contiguous(x):
     with pytest.raises(ArgumentError, match=r"workspace: got dims .* allowed: C-contiguous memory"):
         as_memory(x, "workspace")
 
 
-def test_as_memory_at_null_is_refused() -> None:
+def test_as_memory_at_null_is_refused():
     with pytest.raises(ArgumentError, match=r"address 0"):
         as_memory(Cai(data=(0, False)), "workspace")
     assert as_memory(Cai(data=(0, False), shape=(0,)), "workspace").nbytes == 0
 
 
-def test_references_to_objects_are_no_memory() -> None:
+def test_references_to_objects_are_no_memory():
     """Whatever protocol says that they are there."""
     structure = np.zeros(4, np.dtype([("a", "f4"), ("b", "O")]))
     for x in (structure, memoryview(np.zeros(4, object)), (ctypes.py_object * 4)()):

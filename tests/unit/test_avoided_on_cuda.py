@@ -3,11 +3,8 @@
 On doubles of the driver, whose kernels note their stream, of NVRTC and of cuDNN.
 """
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -60,19 +57,19 @@ SCRIPT = """
 
 
 @pytest.fixture(scope="module")
-def play(doubles: Any, computing: str) -> Any:
+def play(doubles, computing):
     source = (Path(__file__).parents[1] / "doubles" / "cuda.c").read_text()
     driver = doubles.plain("libcuda.so.1", "#define DOUBLE_LAUNCHES\n" + source)
     nvrtc = doubles.plain("libnvrtc.so.12", NVRTC)
 
-    def behind(child: Any, script: str, nvrtc: object = nvrtc) -> Any:
+    def behind(child, script, nvrtc=nvrtc):
         environment = {"PYBNORM_LIB_NATIVE_CUDA": nvrtc, "XDG_CACHE_HOME": str(doubles.folder)}
         return child(textwrap.dedent(SCRIPT) + textwrap.dedent(script), environment, driver=str(driver), file=computing)
 
     return behind
 
 
-def test_native_computes_on_the_handles_stream(child: Any, play: Any) -> None:
+def test_native_computes_on_the_handles_stream(child, play):
     """By a plan, by the entry point and by operations; also after the stream has changed, and over the input."""
     own, plans, sizes, runs, calls, none = play(
         child,
@@ -110,7 +107,7 @@ def test_native_computes_on_the_handles_stream(child: Any, play: Any) -> None:
     assert none != "native"
 
 
-def test_where_native_is_not_there_the_error_says_why(child: Any, play: Any, tmp_path: Path) -> None:
+def test_where_native_is_not_there_the_error_says_why(child, play, tmp_path):
     errors = play(
         child,
         """
@@ -132,7 +129,7 @@ def test_where_native_is_not_there_the_error_says_why(child: Any, play: Any, tmp
         assert "no library" in error["text"], name
 
 
-def test_native_is_not_opened_on_another_device_than_the_handles(child: Any, play: Any) -> None:
+def test_native_is_not_opened_on_another_device_than_the_handles(child, play):
     answer, device = play(
         child,
         """

@@ -1,10 +1,7 @@
 """cuDNN's algorithms by name and what "auto" takes of them, on a double that computes on the host."""
 
-from __future__ import annotations
-
 import math
 from importlib.resources import files
-from typing import Any
 
 import pytest
 
@@ -113,7 +110,7 @@ CASES = [  # call, algorithm, layout, whether statistics are saved
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_results_are_right_inside_their_memory(compute: Any, dtype: str) -> None:
+def test_results_are_right_inside_their_memory(compute, dtype):
     told, whole, live = compute(
         SCRIPT
         + """
@@ -164,7 +161,7 @@ CHOICES = {
 }
 
 
-def test_what_is_chosen(child: Any, computing: str) -> None:
+def test_what_is_chosen(child, computing):
     """On the double every algorithm can be built, so that correctness alone decides."""
     told = child(
         """
@@ -199,7 +196,7 @@ def test_what_is_chosen(child: Any, computing: str) -> None:
             assert by_words == (name in ("spatial", "persistent")), (name, reason)
 
 
-def test_what_no_algorithm_of_cudnn_does_says_who_does(child: Any, computing: str) -> None:
+def test_what_no_algorithm_of_cudnn_does_says_who_does(child, computing):
     told = child(
         """
         import pybnorm
@@ -226,7 +223,7 @@ def test_what_no_algorithm_of_cudnn_does_says_who_does(child: Any, computing: st
 
 
 @pytest.mark.slow
-def test_the_judge_passes_every_line_of_the_suite(compute: Any) -> None:
+def test_the_judge_passes_every_line_of_the_suite(compute):
     """Of those in float32 and bfloat16 that are small: a device runs all."""
     lines = (files("pybnorm.check.language") / "suites" / "algorithms.txt").read_text().splitlines()
     problems = {
@@ -297,7 +294,7 @@ FAILING = """
 
 
 @pytest.mark.parametrize("algorithm", ["ex", "graph", "pointwise", "auto"])
-def test_a_vendor_call_that_fails_leaves_nothing_behind(compute: Any, algorithm: str) -> None:
+def test_a_vendor_call_that_fails_leaves_nothing_behind(compute, algorithm):
     plans, whole, live = compute(
         SCRIPT
         + FAILING
@@ -321,7 +318,7 @@ def test_a_vendor_call_that_fails_leaves_nothing_behind(compute: Any, algorithm:
 
 
 @pytest.mark.parametrize(("kind", "algorithm"), [(BACKWARD, "ex"), (TRAINING, "graph"), (INFERENCE, "pointwise")])
-def test_a_run_that_fails_can_be_run_again(compute: Any, kind: str, algorithm: str) -> None:
+def test_a_run_that_fails_can_be_run_again(compute, kind, algorithm):
     runs, errors, whole, live = compute(
         SCRIPT
         + FAILING
@@ -344,7 +341,7 @@ def test_a_run_that_fails_can_be_run_again(compute: Any, kind: str, algorithm: s
     assert max(errors.values()) < 2e-5, errors
 
 
-def test_ex_over_other_memory_is_left_to_cudnn(run: Any) -> None:
+def test_ex_over_other_memory_is_left_to_cudnn(run):
     """Without statistics, and in a library without the graph API, which says so."""
     told, lines = run(
         """
@@ -364,7 +361,7 @@ def test_ex_over_other_memory_is_left_to_cudnn(run: Any) -> None:
     assert " sm=0 si=0 ws=0x100000 " in lines[1]
 
 
-def test_with_factor_one_nothing_that_was_in_the_workspace_is_left(compute: Any) -> None:
+def test_with_factor_one_nothing_that_was_in_the_workspace_is_left(compute):
     """`unbiased=False` over a library that reads running statistics whatever their factor, as cuDNN does."""
     told, whole = compute(
         """

@@ -3,10 +3,6 @@
 Right results need a device: tests/backends/test_fused.py.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 TENSORS = {  # what cuDNN is told of each shape: rank 4 with the strides of channels-last, whatever the caller's
@@ -20,7 +16,7 @@ NUMBERS = {"f32": 0, "f16": 2, "bf16": 9}
 
 
 @pytest.mark.parametrize("z", [False, True], ids=["activation", "residual"])
-def test_what_reaches_cudnn(run: Any, z: bool) -> None:
+def test_what_reaches_cudnn(run, z):
     cases = [(shape, dtype) for shape in TENSORS for dtype in NUMBERS]
     answers = run(
         """
@@ -48,10 +44,7 @@ def test_what_reaches_cudnn(run: Any, z: bool) -> None:
         judge_lines(shape, dtype, z, *lines)
 
 
-def judge_lines(
-    shape: tuple[int, ...], dtype: str, z: bool, queries: Any, forward: Any, other: Any, backward: Any, plans: Any,
-    reason: str,
-) -> None:  # fmt: skip
+def judge_lines(shape, dtype, z, queries, forward, other, backward, plans, reason):
     """Every descriptor, pointer and number of the four calls."""
     t, p = f"{NUMBERS[dtype]}:{TENSORS[shape]}", "0:1,8,1,1/8,1,1,1"
     ops, r, act = (2, t, "act=1,1,0") if z else (1, "-", "act=1,1,0")
@@ -73,7 +66,7 @@ def judge_lines(
     assert reason == "asked for"
 
 
-def test_without_an_activation_nothing_of_it_reaches_cudnn(run: Any) -> None:
+def test_without_an_activation_nothing_of_it_reaches_cudnn(run):
     lines = run(
         """
         with pybnorm.Handle("cudnn") as handle:
@@ -119,7 +112,7 @@ REFUSALS = [  # (arguments of both plans, what the text says)
 ]
 
 
-def test_what_cudnn_cannot_fuse_is_refused_before_it(run: Any) -> None:
+def test_what_cudnn_cannot_fuse_is_refused_before_it(run):
     answer = run(
         """
         told = []
@@ -145,7 +138,7 @@ def test_what_cudnn_cannot_fuse_is_refused_before_it(run: Any) -> None:
         assert text in result["text"], result
 
 
-def test_calls_are_held_against_the_plan(run: Any) -> None:
+def test_calls_are_held_against_the_plan(run):
     told = run(
         """
         x = last((2, 8, 3, 5))
@@ -192,7 +185,7 @@ def test_calls_are_held_against_the_plan(run: Any) -> None:
         assert name in result["text"], (number, name, result)
 
 
-def test_misaligned_tensors_never_reach_the_fused_kernels(run: Any) -> None:
+def test_misaligned_tensors_never_reach_the_fused_kernels(run):
     told = run(
         """
         x = last((2, 8, 3, 5))
@@ -217,7 +210,7 @@ def test_misaligned_tensors_never_reach_the_fused_kernels(run: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_library_without_a_fused_kernel_or_the_symbols(run: Any, doubles: Any) -> None:
+def test_a_library_without_a_fused_kernel_or_the_symbols(run, doubles):
     script = """
         with pybnorm.Handle("cudnn") as handle:
             number("workspace", ctypes.c_size_t).value = values["size"]
@@ -238,7 +231,7 @@ def test_a_library_without_a_fused_kernel_or_the_symbols(run: Any, doubles: Any)
 
 
 @pytest.mark.parametrize("z", [False, True], ids=["activation", "residual"])
-def test_the_graph_of_inference(run: Any, grapher: str, z: bool) -> None:
+def test_the_graph_of_inference(run, grapher, z):
     """The last operations of the graph, followed from y back to batch norm's result."""
     plain, fused, algorithms = run(
         """
@@ -259,7 +252,7 @@ def test_the_graph_of_inference(run: Any, grapher: str, z: bool) -> None:
         z=z,
     )
 
-    def words(line: str) -> dict[str, str]:
+    def words(line):
         return dict(w.split("=") for w in line.split() if "=" in w)
 
     bound = dict(w.split("@") for w in fused[-2].split()[1:])
@@ -283,7 +276,7 @@ def test_the_graph_of_inference(run: Any, grapher: str, z: bool) -> None:
     assert algorithms[1].startswith("pointwise")
 
 
-def test_what_inference_cannot_fuse_is_refused(run: Any, grapher: str) -> None:
+def test_what_inference_cannot_fuse_is_refused(run, grapher):
     told, lines = run(
         """
         call = {n: FORWARD[n] for n in ("x", "scale", "bias", "running_mean", "running_variance", "y")}
@@ -324,7 +317,7 @@ def test_what_inference_cannot_fuse_is_refused(run: Any, grapher: str) -> None:
     assert len(told) == 14
 
 
-def test_a_plan_leaves_nothing_behind(run: Any) -> None:
+def test_a_plan_leaves_nothing_behind(run):
     before, made, after, failed = run(
         """
         live = number("live")
@@ -346,7 +339,7 @@ def test_a_plan_leaves_nothing_behind(run: Any) -> None:
 # ---------------------------------------------------------------- errors that kernels record
 
 
-def test_recorded_errors_are_asked_for_and_named(run: Any) -> None:
+def test_recorded_errors_are_asked_for_and_named(run):
     first, again, modes, bad, failed = run(
         """
         with pybnorm.Handle("cudnn") as handle:
@@ -369,7 +362,7 @@ def test_recorded_errors_are_asked_for_and_named(run: Any) -> None:
     assert (failed["error"], "said the double" in failed["text"]) == ("BadParameterError", True)
 
 
-def test_a_library_that_records_no_errors(run: Any, doubles: Any) -> None:
+def test_a_library_that_records_no_errors(run, doubles):
     file = str(doubles.build("cudnn", defines=("DOUBLE_RECORDS",), without=["cudnnQueryRuntimeError"]))
     result = run("with pybnorm.Handle('cudnn') as handle: report(attempt(handle.query_runtime_error))", file=file)
     assert (result["error"], "cudnnQueryRuntimeError" in result["text"]) == ("UnsupportedError", True)
@@ -401,7 +394,7 @@ CONTEXTS = [  # (status, what the driver says of memory and of the stream, wheth
 ]
 
 
-def test_a_lost_context_is_named(run: Any, doubles: Any) -> None:
+def test_a_lost_context_is_named(run, doubles):
     answers = run(
         """
         driver = ctypes.CDLL(values["driver"])
@@ -443,7 +436,7 @@ def test_a_lost_context_is_named(run: Any, doubles: Any) -> None:
         assert (calls > 0) == (status not in (2000, 3000))
 
 
-def test_without_a_driver_nothing_is_said_of_the_context(run: Any) -> None:
+def test_without_a_driver_nothing_is_said_of_the_context(run):
     result = run(
         """
         with pybnorm.Handle("cudnn") as handle:
@@ -457,7 +450,7 @@ def test_without_a_driver_nothing_is_said_of_the_context(run: Any) -> None:
     assert result["error"] == "ExecutionError"
 
 
-def test_a_forgotten_handle_of_a_lost_context_is_dropped_in_silence(run: Any) -> None:
+def test_a_forgotten_handle_of_a_lost_context_is_dropped_in_silence(run):
     live, told = run(
         """
         import gc, warnings

@@ -3,10 +3,7 @@
 Both as cuDNN 9 and as cuDNN 8, of which only the statuses and tensors of rank 2 differ.
 """
 
-from __future__ import annotations
-
 import textwrap
-from typing import Any
 
 import pytest
 
@@ -31,11 +28,11 @@ PRELUDE = """
 
 
 @pytest.fixture(params=list(VERSIONS), ids=["9", "8"])
-def major(request: pytest.FixtureRequest) -> int:
+def major(request):
     return int(request.param)
 
 
-SCRIPTS: dict[str, str] = {}  # of each test; one process runs all of them, for each version
+SCRIPTS = {}  # of each test; one process runs all of them, for each version
 EACH = """
 import gc, traceback
 
@@ -50,11 +47,11 @@ for test, script in values["scripts"].items():
         answers[test] = {"raised": traceback.format_exc()}
 report(answers)
 """
-_answers: dict[int, Any] = {}
+_answers = {}
 
 
 @pytest.fixture
-def answer(run: Any, doubles: Any, major: int, request: pytest.FixtureRequest) -> Any:
+def answer(run, doubles, major, request):
     """What the test's script has reported."""
     if major not in _answers:
         names = {"version": VERSIONS[major], "soname": f"libcudnn.so.{major}"}
@@ -99,7 +96,7 @@ SCRIPTS["test_what_reaches_the_plain_calls"] = """
 """
 
 
-def test_what_reaches_the_plain_calls(answer: Any) -> None:
+def test_what_reaches_the_plain_calls(answer):
     """Every pointer, factor and descriptor of every call, by dtype and mode."""
     found = answer
     found, live, version = found
@@ -151,7 +148,7 @@ SCRIPTS["test_sizes_and_the_furthest_element"] = """
 """
 
 
-def test_sizes_and_the_furthest_element(answer: Any, major: int) -> None:
+def test_sizes_and_the_furthest_element(answer, major):
     sizes, extents, rank2 = answer
     assert [size["value"] for size in sizes] == [480, 960, 240, 240, 508, 7256, 768]
     assert [extent.get("value") for extent in extents] == [4 * (2**31 - 1), None, 4 * (2**31 - 1), None]
@@ -197,7 +194,7 @@ SCRIPTS["test_handles_and_descriptors_of_others"] = """
 """
 
 
-def test_handles_and_descriptors_of_others(answer: Any) -> None:
+def test_handles_and_descriptors_of_others(answer):
     """They are used and never destroyed; a foreign descriptor that no call could take is refused."""
     found = answer
     assert found.pop("calls") == [
@@ -246,7 +243,7 @@ SCRIPTS["test_statuses_have_their_class_and_name"] = """
 """
 
 
-def test_statuses_have_their_class_and_name(answer: Any, major: int) -> None:
+def test_statuses_have_their_class_and_name(answer, major):
     found = answer
     found, created = found
     assert {int(status): answer[0] for status, answer in found.items()} == STATUSES[major]
@@ -281,7 +278,7 @@ SCRIPTS["test_what_fails_in_the_middle_leaves_nothing_behind"] = """
 """
 
 
-def test_what_fails_in_the_middle_leaves_nothing_behind(answer: Any) -> None:
+def test_what_fails_in_the_middle_leaves_nothing_behind(answer):
     """relu's descriptor of the activation, and the second descriptor of a tensor."""
     found = answer
     internal = "InternalError"
@@ -301,7 +298,7 @@ SCRIPTS["test_plans_of_either_version"] = """
 """
 
 
-def test_plans_of_either_version(answer: Any, major: int) -> None:
+def test_plans_of_either_version(answer, major):
     """Over channels-first memory "auto" is the plain entry point; named algorithms say why not."""
     found = answer
     algorithm, lines, named = found

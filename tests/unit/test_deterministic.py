@@ -1,9 +1,6 @@
 """Plans whose bits repeat: what is taken, refused and said. No GPU is needed: cuDNN and MIOpen are doubles."""
 
-from __future__ import annotations
-
 import textwrap
-from typing import Any
 
 import pytest
 
@@ -28,16 +25,16 @@ PLANS = """
 
 
 @pytest.fixture
-def play(child: Any, grapher: str) -> Any:
+def play(child, grapher):
     """Runs a script behind `PLANS`, on cuDNN's double with graphs."""
 
-    def behind(script: str) -> Any:
+    def behind(script):
         return child(textwrap.dedent(PLANS) + textwrap.dedent(script), file=grapher)
 
     return behind
 
 
-def test_all_of_cudnn_repeats(play: Any) -> None:
+def test_all_of_cudnn_repeats(play):
     told = play(
         """
         told = []
@@ -60,7 +57,7 @@ def test_all_of_cudnn_repeats(play: Any) -> None:
         assert (free, repeated, repeats) == (taken, True, True)
 
 
-def test_a_vendor_whose_bits_are_not_known_to_repeat_is_refused(doubles: Any, child: Any) -> None:
+def test_a_vendor_whose_bits_are_not_known_to_repeat_is_refused(doubles, child):
     told = child(
         """
         import numpy as np, pybnorm

@@ -1,13 +1,10 @@
 """Memory, streams and timing: the CPU for real, CUDA and ROCm over a stand-in each and over the real ones."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys
 import time
 from types import ModuleType
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -19,29 +16,29 @@ from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError, LibraryNotFoundError, NotInitializedError
 
 
-def stand_in(event_option: str) -> Any:
+def stand_in(event_option):
     """The part of cuda.core that is used, with host memory as the device's; ``event_option`` differs by version."""
-    log: list[Any] = []
+    log = []
 
     class Memory:
-        def __init__(self, address: int, size: int, keep: object = None) -> None:
+        def __init__(self, address, size, keep=None):
             self.handle, self.size, self.keep = address, size, keep
 
         @staticmethod
-        def from_handle(ptr: int, size: int) -> Memory:
+        def from_handle(ptr, size):
             return Memory(ptr, size)
 
-        def copy_from(self, src: Memory, *, stream: Stream) -> None:
+        def copy_from(self, src, *, stream):
             assert self.size == src.size
             log.append(("copy", self.size, stream))
             # Asynchronous: nothing is there before the stream is waited for.
             stream.pending.append(lambda: ctypes.memmove(self.handle, src.handle, self.size))
 
     class Event:
-        def __init__(self, options: Any) -> None:
+        def __init__(self, options):
             self.options, self.at = options, 0.0
 
-        def __sub__(self, other: Event) -> float:
+        def __sub__(self, other):
             assert self.at
             assert other.at
             return (self.at - other.at) * 1e3
@@ -49,37 +46,37 @@ def stand_in(event_option: str) -> Any:
     class Stream:
         handle = 0xABC0
 
-        def __init__(self) -> None:
-            self.pending: list[Any] = []
+        def __init__(self):
+            self.pending = []
 
-        def sync(self) -> None:
+        def sync(self):
             log.append("sync")
             while self.pending:
                 self.pending.pop(0)()
 
-        def record(self, event: Event) -> None:
+        def record(self, event):
             self.pending.append(lambda: setattr(event, "at", time.perf_counter()))
 
     class Device:
-        def __init__(self, device_id: int) -> None:
+        def __init__(self, device_id):
             self.device_id, self.name = device_id, "stand-in"
 
-        def set_current(self) -> None:
+        def set_current(self):
             log.append(("current", self.device_id))
 
-        def create_stream(self) -> Stream:
+        def create_stream(self):
             return Stream()
 
-        def create_event(self, options: Any) -> Event:
+        def create_event(self, options):
             return Event(options)
 
-        def allocate(self, size: int, *, stream: Stream) -> Memory:
+        def allocate(self, size, *, stream):
             assert size > 0
             memory = (ctypes.c_uint8 * (size + 8))()
             ctypes.memset(memory, 0xEE, size + 8)
             return Memory((ctypes.addressof(memory) + 7) // 8 * 8, size, memory)
 
-    def event_options(**fields: bool) -> Any:
+    def event_options(**fields):
         if set(fields) != {event_option}:
             raise TypeError(f"unexpected {set(fields)}")
         return fields
@@ -89,7 +86,7 @@ def stand_in(event_option: str) -> Any:
     return module
 
 
-def real_cuda() -> Any:
+def real_cuda():
     reason = ""
     try:
         return cuda.Device(0)
@@ -100,7 +97,7 @@ def real_cuda() -> Any:
     pytest.skip(f"no CUDA device: {reason}")
 
 
-def real_hip(monkeypatch: pytest.MonkeyPatch) -> Any:
+def real_hip(monkeypatch):
     monkeypatch.setattr(hip, "_loaded", None)
     try:
         return device_for(10)
@@ -111,7 +108,7 @@ def real_hip(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture(params=["cpu", "cuda stand-in", "cuda", "hip stand-in", "hip"])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+def device(request, monkeypatch):
     if request.param == "cpu":
         return device_for(1)
     if request.param == "cuda":
@@ -142,7 +139,7 @@ VIEWS = {
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_there_and_back(device: Any, dtype: Any, view: str) -> None:
+def test_there_and_back(device, dtype, view):
     base = np.random.default_rng(1).standard_normal((2, 3, 4, 5)).astype(dtype)
     x = np.asarray(VIEWS[view](base))
     buffer = device.from_numpy(x)
@@ -160,7 +157,7 @@ def test_there_and_back(device: Any, dtype: Any, view: str) -> None:
     assert not np.shares_memory(back, x)
 
 
-def test_gaps_are_copied_both_ways(device: Any) -> None:
+def test_gaps_are_copied_both_ways(device):
     base = np.arange(24, dtype=np.float32)
     x = base.reshape(4, 6)[1:3, 1::2]  # elements 7, 9, 11, 13, 15, 17
     back = device.to_numpy(device.from_numpy(x))
@@ -168,7 +165,7 @@ def test_gaps_are_copied_both_ways(device: Any) -> None:
     assert np.frombuffer(ctypes.string_at(lowest, 11 * 4), np.float32).tolist() == list(range(7, 18))
 
 
-def test_what_the_caller_writes_later_is_not_seen(device: Any) -> None:
+def test_what_the_caller_writes_later_is_not_seen(device):
     x = np.zeros(4, np.float32)
     buffer = device.from_numpy(x)
     x[:] = 1
@@ -178,7 +175,7 @@ def test_what_the_caller_writes_later_is_not_seen(device: Any) -> None:
     assert device.to_numpy(buffer).tolist() == [0, 0, 0, 0]
 
 
-def test_bits_of_bfloat16(device: Any) -> None:
+def test_bits_of_bfloat16(device):
     bits = np.array([[0x3F80, 0x4000, 0x4040]], np.uint16)[:, ::2]
     buffer = device.from_numpy(bits, DataType.BFLOAT16)
     assert (buffer.dtype, buffer.dims, buffer.strides) == (DataType.BFLOAT16, (1, 2), (3, 2))
@@ -186,7 +183,7 @@ def test_bits_of_bfloat16(device: Any) -> None:
     assert device.to_numpy(buffer).dtype == np.uint16
 
 
-def test_arguments_are_checked(device: Any) -> None:
+def test_arguments_are_checked(device):
     with pytest.raises(ArgumentTypeError, match=r"array: got dtype float32, allowed: float64, as dtype says"):
         device.from_numpy(np.zeros(3, np.float32), DataType.FLOAT64)
     with pytest.raises(ArgumentTypeError, match=r"array: got an array of dtype uint16"):
@@ -200,7 +197,7 @@ def test_arguments_are_checked(device: Any) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 1000])
-def test_workspace(device: Any, nbytes: int) -> None:
+def test_workspace(device, nbytes):
     memory = device.empty_bytes(nbytes)
     assert as_memory(memory, "workspace") is memory
     assert memory[1:-1] == (nbytes, device.device_type, 0, True)
@@ -208,8 +205,8 @@ def test_workspace(device: Any, nbytes: int) -> None:
         assert memory.pointer % 64 == 0
 
 
-def test_time(device: Any) -> None:
-    calls: list[float] = []
+def test_time(device):
+    calls = []
     seconds = device.time(lambda: calls.append(time.perf_counter()), repeats=3, calls=4, warmup=2)
     assert len(calls) == 2 + 3 * 4
     assert len(seconds) == 3
@@ -217,15 +214,15 @@ def test_time(device: Any) -> None:
     device.synchronize()
 
 
-def test_names_and_streams(device: Any) -> None:
+def test_names_and_streams(device):
     assert device.name
     assert isinstance(device.name, str)
     assert (device.stream == 0) == (device.device_type == 1)
 
 
-def test_devices_are_counted_as_the_process_sees_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_are_counted_as_the_process_sees_them(monkeypatch):
     assert device_count(1) == 1
-    bindings: Any = ModuleType("cuda.bindings.driver")
+    bindings = ModuleType("cuda.bindings.driver")
     bindings.cuInit = lambda flags: (0,)
     bindings.cuDeviceGetCount = lambda: (0, 4)
     monkeypatch.setitem(sys.modules, "cuda.core", stand_in("timing_enabled"))
@@ -237,7 +234,7 @@ def test_devices_are_counted_as_the_process_sees_them(monkeypatch: pytest.Monkey
         device_count(3)
 
 
-def test_cuda_core_before_it_left_experimental(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_core_before_it_left_experimental(monkeypatch):
     core = stand_in("enable_timing")
     monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
     monkeypatch.setitem(sys.modules, "cuda.core", ModuleType("cuda.core"))
@@ -248,12 +245,12 @@ def test_cuda_core_before_it_left_experimental(monkeypatch: pytest.MonkeyPatch) 
     assert len(device.time(lambda: None, repeats=2)) == 2  # its events had another spelling of their option
 
 
-def test_devices_that_there_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_that_there_are_not(monkeypatch):
     with pytest.raises(ArgumentError, match=r"device_type: got 7, allowed: 1 \(CPU\), 2 \(CUDA\) or 10 \(ROCm\)"):
         device_for(7)
     for device_id in (-1, True, "0"):
         with pytest.raises(ArgumentError, match=r"device_id: got"):
-            device_for(1, device_id)  # type: ignore[arg-type]
+            device_for(1, device_id)
     with pytest.raises(ArgumentError, match=r"there is one CPU"):
         device_for(1, 1)
     monkeypatch.setitem(sys.modules, "cuda.core", None)
@@ -266,17 +263,17 @@ def test_devices_that_there_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
         driver(7)
 
 
-def test_the_driver_says_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_says_its_version(monkeypatch):
     bindings = ModuleType("cuda.bindings.driver")
     answers = [(0, 12080), (0, 13010), (3, 0)]  # 3: not initialized
-    bindings.cuDriverGetVersion = lambda: answers.pop(0)  # type: ignore[attr-defined]
+    bindings.cuDriverGetVersion = lambda: answers.pop(0)
     monkeypatch.setitem(sys.modules, "cuda.core", stand_in("timing_enabled"))
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", bindings)
     assert [driver(2) for _ in range(3)] == ["CUDA driver 12.8", "CUDA driver 13.1", ""]
     assert driver(1) == ""
 
 
-def test_copies_wait_for_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_wait_for_the_stream(monkeypatch):
     core = stand_in("timing_enabled")
     monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
     monkeypatch.setitem(sys.modules, "cuda.core", core)
@@ -290,7 +287,7 @@ def test_copies_wait_for_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device.stream == 0xABC0
 
 
-def test_the_real_bindings_without_a_driver(child: Any) -> None:
+def test_the_real_bindings_without_a_driver(child):
     """They raise exceptions of their own; ours names the driver. ci/cpu.sh installs both packages."""
     answers = child(
         """

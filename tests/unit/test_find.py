@@ -1,7 +1,5 @@
 """The search itself: order, memory of failures, overrides. Nothing is loaded here."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 import os
@@ -10,7 +8,6 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 from tables import table
@@ -28,11 +25,11 @@ VARIABLES += tuple(spec.variable for spec in SPECS.values())
 class Opener:
     """Opens what it was told to; remembers what it was asked."""
 
-    def __init__(self, opens: dict[str, object] | None = None) -> None:
+    def __init__(self, opens=None):
         self.opens = opens or {}
-        self.asked: list[tuple[str, bool]] = []
+        self.asked = []
 
-    def __call__(self, file: str, no_load: bool) -> object:
+    def __call__(self, file, no_load):
         self.asked.append((file, no_load))
         answer = self.opens.get(f"{file} in process" if no_load else file, OpenFailed("open", "cannot open it"))
         if isinstance(answer, BaseException):
@@ -43,7 +40,7 @@ class Opener:
 class World:
     """A machine on which every step of the search has something to look at."""
 
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, root, monkeypatch):
         self.root = root
         self.monkeypatch = monkeypatch
         for name in VARIABLES:
@@ -68,62 +65,62 @@ class World:
         )
 
     @staticmethod
-    def _no_distribution(name: str) -> Any:
+    def _no_distribution(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
-    def file(self, *parts: str) -> str:
+    def file(self, *parts):
         path = self.root.joinpath(*parts)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(str(path))
         return str(path)
 
-    def pathfinder(self, answer: object) -> list[str]:
-        asked: list[str] = []
+    def pathfinder(self, answer):
+        asked = []
 
-        def load_nvidia_dynamic_lib(name: str) -> object:
+        def load_nvidia_dynamic_lib(name):
             asked.append(name)
             if isinstance(answer, Exception):
                 raise answer
             return SimpleNamespace(abs_path=answer)  # no other attribute may be used
 
         module = ModuleType("cuda.pathfinder")
-        module.load_nvidia_dynamic_lib = load_nvidia_dynamic_lib  # type: ignore[attr-defined]
+        module.load_nvidia_dynamic_lib = load_nvidia_dynamic_lib
         self.monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
         self.monkeypatch.setitem(sys.modules, "cuda.pathfinder", module)
         return asked
 
-    def rocm_sdk(self, answer: object, preload: Any = lambda *_, **__: None) -> list[Any]:
-        calls: list[Any] = []
+    def rocm_sdk(self, answer, preload=lambda *_, **__: None):
+        calls = []
 
-        def find_libraries(*names: str) -> list[Path]:
+        def find_libraries(*names):
             calls.append(("find", names))
             print("the tool says something")
             if isinstance(answer, Exception):
                 raise answer
             return [Path(str(answer))]
 
-        def preload_libraries(*names: str, rtld_global: bool = True) -> None:
+        def preload_libraries(*names, rtld_global=True):
             calls.append(("preload", names, rtld_global))
             preload()
 
         module = ModuleType("rocm_sdk")
-        module.find_libraries = find_libraries  # type: ignore[attr-defined]
-        module.preload_libraries = preload_libraries  # type: ignore[attr-defined]
+        module.find_libraries = find_libraries
+        module.preload_libraries = preload_libraries
         self.monkeypatch.setitem(sys.modules, "rocm_sdk", module)
         return calls
 
-    def distributions(self, files: dict[str, list[str]]) -> None:
-        def listed(name: str) -> Any:
+    def distributions(self, files):
+        def listed(name):
             if name not in files:
                 raise importlib.metadata.PackageNotFoundError(name)
             return [SimpleNamespace(name=Path(f).name, locate=lambda f=f: Path(f)) for f in files[name]]
 
         self.monkeypatch.setattr(_find.importlib.metadata, "files", listed)
 
-    def variable(self, name: str, value: object) -> None:
+    def variable(self, name, value):
         self.monkeypatch.setenv(name, str(value))
 
-    def furnish(self) -> list[tuple[str, str, bool]]:
+    def furnish(self):
         """Puts a library everywhere; returns the (how, file, no_load) in the order of the search."""
         wheel_path = self.file("pathfinder/libfoo.so.9")
         rocm_path = self.file("rocm/libfoo.so.9")
@@ -160,14 +157,14 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+def world(tmp_path, monkeypatch):
     return World(tmp_path, monkeypatch)
 
 
 # ---- order
 
 
-def test_every_place_is_tried_in_order(world: World) -> None:
+def test_every_place_is_tried_in_order(world):
     places = world.furnish()
     opener = Opener()
     with pytest.raises(errors.LibraryNotFoundError) as caught:
@@ -178,7 +175,7 @@ def test_every_place_is_tried_in_order(world: World) -> None:
 
 
 @table("index", range(20))
-def test_the_first_that_opens_ends_the_search(world: World, index: int) -> None:
+def test_the_first_that_opens_ends_the_search(world, index):
     places = world.furnish()
     assert len(places) == 20
     how, file, no_load = places[index]
@@ -194,7 +191,7 @@ def test_the_first_that_opens_ends_the_search(world: World, index: int) -> None:
     assert [(h, f) for h, f, why in attempts if why == "cannot open it"] == [(h, f) for h, f, _ in places[:index]]
 
 
-def test_bare_machine_lists_every_place_with_its_reason(world: World) -> None:
+def test_bare_machine_lists_every_place_with_its_reason(world):
     with pytest.raises(errors.LibraryNotFoundError) as caught:
         find(world.spec, Opener())
     reasons = {(how, file): why for how, file, why in caught.value.attempts}
@@ -216,7 +213,7 @@ def test_bare_machine_lists_every_place_with_its_reason(world: World) -> None:
     assert (str(again), again.attempts) == (text, caught.value.attempts)
 
 
-def test_a_variable_set_to_nothing_is_not_set(world: World) -> None:
+def test_a_variable_set_to_nothing_is_not_set(world):
     world.variable("PYBNORM_LIB_FOO", "")
     world.variable("CONDA_PREFIX", "")
     world.variable("FOO_ROOT", "")
@@ -228,9 +225,7 @@ def test_a_variable_set_to_nothing_is_not_set(world: World) -> None:
 
 @pytest.mark.parametrize("kind", ["symbol", "version", "open"])
 @pytest.mark.parametrize("place", ["libfoo.so.9 in process", "libfoo.so.9"])
-def test_a_library_that_does_not_serve_is_remembered_and_the_search_goes_on(
-    world: World, kind: str, place: str
-) -> None:
+def test_a_library_that_does_not_serve_is_remembered_and_the_search_goes_on(world, kind, place):
     root = world.file("root/lib/libfoo.so.9")
     world.variable("FOO_ROOT", world.root / "root")
     opened, found_via, attempts = find(
@@ -241,7 +236,7 @@ def test_a_library_that_does_not_serve_is_remembered_and_the_search_goes_on(
     assert (how, "libfoo.so.9", "this and that") in attempts
 
 
-def test_one_file_by_two_ways_is_opened_once(world: World) -> None:
+def test_one_file_by_two_ways_is_opened_once(world):
     file = world.file("conda/lib/libfoo.so.9")
     (world.root / "home").symlink_to(world.root / "conda")
     world.variable("CONDA_PREFIX", world.root / "conda")
@@ -253,7 +248,7 @@ def test_one_file_by_two_ways_is_opened_once(world: World) -> None:
     assert ("FOO_HOME", str(world.root / "home/lib/libfoo.so.9"), "the same file as above") in caught.value.attempts
 
 
-def test_other_exceptions_of_the_opener_are_not_hidden(world: World) -> None:
+def test_other_exceptions_of_the_opener_are_not_hidden(world):
     with pytest.raises(ZeroDivisionError):
         find(world.spec, Opener({"libfoo.so.9": ZeroDivisionError()}))
 
@@ -262,7 +257,7 @@ def test_other_exceptions_of_the_opener_are_not_hidden(world: World) -> None:
 
 
 @pytest.mark.parametrize("how", ["path", "PYBNORM_LIB_FOO"])
-def test_a_named_file_is_opened_and_nothing_else(world: World, how: str) -> None:
+def test_a_named_file_is_opened_and_nothing_else(world, how):
     world.furnish()
     file = world.file("named/any name")
     if how != "path":
@@ -272,13 +267,13 @@ def test_a_named_file_is_opened_and_nothing_else(world: World, how: str) -> None
     assert opener.asked == [(file, False)]
 
 
-def test_the_path_goes_before_the_variable(world: World) -> None:
+def test_the_path_goes_before_the_variable(world):
     world.variable("PYBNORM_LIB_FOO", world.file("variable.so"))
     file = world.file("argument.so")
     assert find(world.spec, Opener({file: "argument"}), Path(file)) == ("argument", "path", ())
 
 
-def test_a_bare_name_is_a_file_of_this_directory_not_a_search(world: World) -> None:
+def test_a_bare_name_is_a_file_of_this_directory_not_a_search(world):
     world.monkeypatch.chdir(world.root)
     file = world.file("libfoo.so.9")
     opener = Opener({"libfoo.so.9": "the system's", file: "this directory's"})
@@ -288,7 +283,7 @@ def test_a_bare_name_is_a_file_of_this_directory_not_a_search(world: World) -> N
         find(world.spec, opener)
 
 
-def test_home_is_expanded(world: World) -> None:
+def test_home_is_expanded(world):
     world.variable("HOME", world.root)
     file = world.file("libfoo.so.9")
     world.variable("PYBNORM_LIB_FOO", "~/libfoo.so.9")
@@ -300,7 +295,7 @@ def test_home_is_expanded(world: World) -> None:
 
 @pytest.mark.parametrize("how", ["cuda.pathfinder", "rocm_sdk"])
 @pytest.mark.parametrize("error", [RuntimeError("Unknown: 'foo'.\n  Known: cudart"), UnboundLocalError(), OSError()])
-def test_a_vendors_package_that_fails_is_passed_by(world: World, how: str, error: Exception) -> None:
+def test_a_vendors_package_that_fails_is_passed_by(world, how, error):
     asked = world.pathfinder(error) if how == "cuda.pathfinder" else world.rocm_sdk(error)
     opened, _, attempts = find(world.spec, Opener({"libfoo.so.9": 1}))
     assert (opened, asked) == (1, ["foo"] if how == "cuda.pathfinder" else [("find", ("foo",))])
@@ -309,14 +304,14 @@ def test_a_vendors_package_that_fails_is_passed_by(world: World, how: str, error
     assert "\n" not in why
 
 
-def test_pathfinder_without_a_path_is_passed_by(world: World) -> None:
+def test_pathfinder_without_a_path_is_passed_by(world):
     world.pathfinder(None)
     opener = Opener({"libfoo.so.9": 1})
     assert find(world.spec, opener)[0] == 1
     assert None not in [file for file, _ in opener.asked]
 
 
-def test_rocm_sdk_preloads_only_after_the_loader_refused(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rocm_sdk_preloads_only_after_the_loader_refused(world, capsys):
     file = world.file("rocm/libfoo.so.9")
     calls = world.rocm_sdk(file)
     assert find(world.spec, Opener({file: 1}))[1] == "rocm_sdk"
@@ -331,8 +326,8 @@ def test_rocm_sdk_preloads_only_after_the_loader_refused(world: World, capsys: p
     assert capsys.readouterr().out == ""  # what its tools print must not reach stdout, which may be JSON
 
 
-def test_rocm_sdk_whose_preloading_fails_is_passed_by(world: World) -> None:
-    def preload() -> None:
+def test_rocm_sdk_whose_preloading_fails_is_passed_by(world):
+    def preload():
         raise KeyError("runtime")
 
     file = world.file("rocm/libfoo.so.9")
@@ -343,7 +338,7 @@ def test_rocm_sdk_whose_preloading_fails_is_passed_by(world: World) -> None:
     assert ("rocm_sdk", file, "preloading what it needs: KeyError: 'runtime'") in attempts
 
 
-def test_a_distribution_is_found_by_its_own_list_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_distribution_is_found_by_its_own_list_of_files(tmp_path, monkeypatch):
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     site = tmp_path / "user/lib/python/site-packages"
@@ -366,14 +361,14 @@ def test_a_distribution_is_found_by_its_own_list_of_files(tmp_path: Path, monkey
     assert find(spec, opener)[:2] == (1, "distribution foo-cpu")
 
 
-def test_of_a_distributions_files_the_best_soname_goes_first(world: World) -> None:
+def test_of_a_distributions_files_the_best_soname_goes_first(world):
     eight, nine = world.file("cu12/libfoo.so.8"), world.file("cu12/libfoo.so.9")
     world.distributions({"foo-cu12": [eight, nine]})
     assert find(world.spec, Opener({eight: 8, nine: 9}))[0] == 9
     assert find(world.spec, Opener({eight: 8}))[0] == 8
 
 
-def test_a_distribution_without_the_file_is_passed_by(world: World) -> None:
+def test_a_distribution_without_the_file_is_passed_by(world):
     world.distributions({"foo-cu13": [], "foo-cu12": ["/somewhere/libfoo.so"]})
     _, _, attempts = find(world.spec, Opener({"libfoo.so.9": 1}))
     for name in ("foo-cu13", "foo-cu12"):
@@ -384,7 +379,7 @@ def test_a_distribution_without_the_file_is_passed_by(world: World) -> None:
 
 
 @pytest.mark.parametrize("place", ["distribution foo-cu13", "FOO_ROOT", "fixed directory", "LD_LIBRARY_PATH"])
-def test_of_many_versions_in_one_place_the_highest_comes_first(world: World, place: str) -> None:
+def test_of_many_versions_in_one_place_the_highest_comes_first(world, place):
     folder = "opt/foo-6/lib" if place == "fixed directory" else "root/lib"
     world.variable("FOO_ROOT", world.root / ("root" if place == "FOO_ROOT" else "nowhere"))
     world.variable("LD_LIBRARY_PATH", world.root / (folder if place == "LD_LIBRARY_PATH" else "nowhere"))
@@ -407,7 +402,7 @@ def test_of_many_versions_in_one_place_the_highest_comes_first(world: World, pla
         assert opener.asked[-1] == (seen, False)
 
 
-def test_a_mapped_file_of_such_a_name_is_in_the_process(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mapped_file_of_such_a_name_is_in_the_process(world, monkeypatch):
     mapped = {"/somewhere/libfoo.so.9.6", "/somewhere/libfoo.so.10", "/somewhere/libfoo.so.9.6-gdb.py"}
     monkeypatch.setattr(_find, "_mapped_files", lambda: mapped)
     opener = Opener({f"{path} in process": path for path in mapped} | {"libfoo.so.8": 1})
@@ -415,9 +410,7 @@ def test_a_mapped_file_of_such_a_name_is_in_the_process(world: World, monkeypatc
 
 
 @pytest.mark.parametrize("spec", [*SPECS.values(), hip.SPEC], ids=lambda spec: spec.backend)
-def test_the_next_number_of_every_library_is_found(
-    world: World, monkeypatch: pytest.MonkeyPatch, spec: LibrarySpec
-) -> None:
+def test_the_next_number_of_every_library_is_found(world, monkeypatch, spec):
     if not spec.sonames:
         assert spec.file
         return
@@ -433,12 +426,12 @@ def test_the_next_number_of_every_library_is_found(
     assert find(spec, Opener({os.path.basename(file): 1}))[:2] == (1, "system loader")
 
 
-def test_the_loaders_cache_is_read() -> None:
+def test_the_loaders_cache_is_read():
     assert "libc.so.6" in _find._configured("libc.so.*")
     assert _find._configured("libno-such.so.*") == set()
 
 
-def test_the_map_of_the_process_has_its_libraries() -> None:
+def test_the_map_of_the_process_has_its_libraries():
     assert any(re.fullmatch(r"libc[.-].*", os.path.basename(path)) for path in _find._mapped_files())
 
 
@@ -446,16 +439,14 @@ def test_the_map_of_the_process_has_its_libraries() -> None:
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_what_lies_beside_a_file_is_opened_before_it(
-    world: World, monkeypatch: pytest.MonkeyPatch, named: bool
-) -> None:
+def test_what_lies_beside_a_file_is_opened_before_it(world, monkeypatch, named):
     """Some wheels are linked without a run path; what is missed may miss something itself."""
     file, bar, baz = (world.file("root/lib", name) for name in ("libfoo.so.9", "libbar.so.12", "libbaz.so"))
     world.variable("FOO_ROOT", world.root / "root")
     needs = {file: [bar], bar: [baz], baz: []}
-    opened: list[str] = []
+    opened = []
 
-    def open_library(path: str, no_load: bool) -> object:
+    def open_library(path, no_load):
         for need in needs.get(path, ["libc.so"]):
             if need not in opened:
                 text = "cannot open shared object file: No such file or directory"
@@ -463,7 +454,7 @@ def test_what_lies_beside_a_file_is_opened_before_it(
         opened.append(path)
         return path
 
-    def dependency(path: str) -> object:
+    def dependency(path):
         try:
             return open_library(path, False)
         except OpenFailed as error:
@@ -476,13 +467,11 @@ def test_what_lies_beside_a_file_is_opened_before_it(
 
 
 @pytest.mark.parametrize("text", ["libbar.so.12: cannot open", "libbar.so.12: wrong ELF class", "no name in it"])
-def test_what_cannot_be_opened_beside_a_file_does_not_go_round(
-    world: World, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
+def test_what_cannot_be_opened_beside_a_file_does_not_go_round(world, monkeypatch, text):
     file = world.file("root/lib/libfoo.so.9")
     world.file("root/lib/libbar.so.12")
     world.variable("FOO_ROOT", world.root / "root")
-    asked: list[str] = []
+    asked = []
     monkeypatch.setattr(_find.ctypes, "CDLL", asked.append)
     with pytest.raises(errors.LibraryNotFoundError) as caught:
         find(world.spec, Opener({file: OpenFailed("open", text)}))
@@ -494,7 +483,7 @@ def test_what_cannot_be_opened_beside_a_file_does_not_go_round(
 
 
 @pytest.mark.parametrize(("value", "traced"), [("1", True), ("0", False), ("", False), (None, False)])
-def test_trace(world: World, capsys: pytest.CaptureFixture[str], value: str | None, traced: bool) -> None:
+def test_trace(world, capsys, value, traced):
     if value is not None:
         world.variable("PYBNORM_DEBUG_LOAD", value)
     _, _, attempts = find(world.spec, Opener({"libfoo.so.8": 1}))
@@ -508,12 +497,12 @@ def test_trace(world: World, capsys: pytest.CaptureFixture[str], value: str | No
 # ---- the table
 
 
-def test_the_table_has_every_backend() -> None:
+def test_the_table_has_every_backend():
     assert set(SPECS) == set(pybnorm.backends())
     assert all(name == spec.backend for name, spec in SPECS.items())
 
 
-def test_sonames_are_versioned() -> None:
+def test_sonames_are_versioned():
     for spec in SPECS.values():
         assert all(re.fullmatch(r"lib\w+\.so\.\d+", soname) for soname in spec.sonames)
     assert SPECS["cudnn"].sonames == ("libcudnn.so.9", "libcudnn.so.8")
@@ -521,7 +510,7 @@ def test_sonames_are_versioned() -> None:
     assert SPECS["onednn"].sonames == ("libdnnl.so.3",)
 
 
-def test_only_the_search_names_a_number_that_the_next_version_changes() -> None:
+def test_only_the_search_names_a_number_that_the_next_version_changes():
     """libcuda, libgomp and libstdc++ keep theirs; cuDNN's parts have the number of the file, which a test loads."""
     kept = {"libcuda.so.1", "libgomp.so.1", "libstdc++.so.6"}
     searched = {name for spec in (*SPECS.values(), hip.SPEC) for name in spec.sonames}
@@ -533,7 +522,7 @@ def test_only_the_search_names_a_number_that_the_next_version_changes() -> None:
     assert others == {"libz3.so.4"}, "a LibrarySpec finds every number"  # an example of _find.py
 
 
-def test_fixed_directories_of_miopen(world: World) -> None:
+def test_fixed_directories_of_miopen(world):
     patterns = SPECS["miopen"].folders
     assert patterns == ("/opt/rocm/core*/lib", "/opt/rocm/lib", "/opt/rocm-*/lib")
     moved = tuple(str(world.root) + pattern for pattern in patterns)
@@ -552,13 +541,13 @@ def test_fixed_directories_of_miopen(world: World) -> None:
     assert [f for f, _ in opener.asked if "/" in f] == [files[i] for i in (1, 0, 2, 4, 3)]
 
 
-def test_the_prefix_may_hold_glob_characters(world: World) -> None:
+def test_the_prefix_may_hold_glob_characters(world):
     world.monkeypatch.setattr(sys, "prefix", str(world.root / "pre[fix]*"))
     file = world.file("pre[fix]*/lib/libdnnl.so.3")
     assert find(SPECS["onednn"], Opener({file: 1}))[:2] == (1, "fixed directory")
 
 
-def test_the_unversioned_name_is_only_looked_up_in_the_process(world: World) -> None:
+def test_the_unversioned_name_is_only_looked_up_in_the_process(world):
     opener = Opener()
     with pytest.raises(errors.LibraryNotFoundError):
         find(SPECS["miopen"], opener)

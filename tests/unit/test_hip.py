@@ -1,11 +1,8 @@
 """pybnorm.devices.hip over a double of libamdhip64: its search, its errors, and what it leaves behind."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,22 +16,22 @@ SOURCE = (Path(__file__).parents[1] / "doubles" / "hip.c").read_text()
 class Control:
     """The double's variables."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file):
         self._library = ctypes.CDLL(str(file))
 
-    def __getattr__(self, name: str) -> int:
+    def __getattr__(self, name):
         return ctypes.c_int.in_dll(self._library, f"double_{name}").value
 
-    def set(self, name: str, value: int) -> None:
+    def set(self, name, value):
         ctypes.c_int.in_dll(self._library, f"double_{name}").value = value
 
-    def fail(self, function: str, status: int) -> None:
+    def fail(self, function, status):
         (ctypes.c_char * 64).in_dll(self._library, "double_failing").value = function.encode()
         self.set("status", status)
 
 
 @pytest.fixture
-def double(hip_library: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def double(hip_library, monkeypatch):
     control = Control(hip_library)
     monkeypatch.setattr(hip, "_loaded", None)
     hip.load(hip_library)
@@ -43,14 +40,14 @@ def double(hip_library: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     control.set("devices", 2)
 
 
-def test_the_runtime_is_loaded_once(double: Any, hip_library: Path) -> None:
+def test_the_runtime_is_loaded_once(double, hip_library):
     runtime = hip.load()
     assert runtime is hip.load(hip_library)
     assert (runtime.file, runtime.found_via, runtime.version) == (str(hip_library), "path", (6, 4, 43484))
     assert driver(10) == hip.driver() == "HIP runtime 6.4.43484"
 
 
-def test_memory_and_streams_go_with_their_objects(double: Any) -> None:
+def test_memory_and_streams_go_with_their_objects(double):
     assert device_count(10) == 2
     device = device_for(10, 1)
     assert double.current == 1
@@ -71,7 +68,7 @@ def test_memory_and_streams_go_with_their_objects(double: Any) -> None:
     assert (double.streams, double.blocks) == (0, 0)
 
 
-def test_memory_is_freed_as_a_capture_allows_it(double: Any) -> None:
+def test_memory_is_freed_as_a_capture_allows_it(double):
     """In the relaxed mode (2); the thread's own is back afterwards."""
     buffer = device_for(10).from_numpy(np.ones(3))
     assert buffer is not None
@@ -80,7 +77,7 @@ def test_memory_is_freed_as_a_capture_allows_it(double: Any) -> None:
     assert (double.blocks, double.freed_in_mode, double.capture_mode) == (0, 2, 0)
 
 
-def test_the_name_has_the_architecture_where_the_runtime_says_it(double: Any, hip_library: Path) -> None:
+def test_the_name_has_the_architecture_where_the_runtime_says_it(double, hip_library):
     """Without the flags that an architecture may be built with; HIP 5 does not say it."""
     architecture = (ctypes.c_char * 64).in_dll(ctypes.CDLL(str(hip_library)), "double_architecture")
     names = []
@@ -91,7 +88,7 @@ def test_the_name_has_the_architecture_where_the_runtime_says_it(double: Any, hi
     assert names == ["double 0 (gfx1151, wave size 32)", "double 0 (gfx90a, wave size 64)", "double 0"]
 
 
-def test_memory_and_events_are_of_the_device_that_makes_them(double: Any) -> None:
+def test_memory_and_events_are_of_the_device_that_makes_them(double):
     device, other = device_for(10, 0), device_for(10, 1)
     asked = [lambda: device.empty_bytes(4), lambda: device.from_numpy(np.ones(3)), device.synchronize_all]
     for ask in (*asked, lambda: device.time(lambda: None)):
@@ -101,7 +98,7 @@ def test_memory_and_events_are_of_the_device_that_makes_them(double: Any) -> Non
         assert double.current == 0
 
 
-def test_a_failed_upload_leaves_no_memory(double: Any) -> None:
+def test_a_failed_upload_leaves_no_memory(double):
     device = device_for(10)
     double.fail("hipMemcpyAsync", 719)
     with pytest.raises(errors.ExecutionError, match="hipMemcpyAsync"):
@@ -110,9 +107,9 @@ def test_a_failed_upload_leaves_no_memory(double: Any) -> None:
     assert double.blocks == 0
 
 
-def test_time_is_that_of_the_events_and_leaves_none(double: Any) -> None:
+def test_time_is_that_of_the_events_and_leaves_none(double):
     device = device_for(10)
-    calls: list[int] = []
+    calls = []
     assert device.time(lambda: calls.append(1), repeats=3, calls=5, warmup=2) == pytest.approx([0.0003] * 3, rel=1e-6)
     assert len(calls) == 17
     assert double.events == 0
@@ -126,7 +123,7 @@ def test_time_is_that_of_the_events_and_leaves_none(double: Any) -> None:
         assert double.events == 0
 
 
-def test_all_streams_are_waited_for(double: Any) -> None:
+def test_all_streams_are_waited_for(double):
     device = device_for(10)
     before = double.waits
     device.synchronize_all()
@@ -148,9 +145,7 @@ def test_all_streams_are_waited_for(double: Any) -> None:
         (999, errors.VendorError),
     ],
 )
-def test_statuses_become_exceptions(
-    double: Any, hip_library: Path, status: int, kind: type[errors.VendorError]
-) -> None:
+def test_statuses_become_exceptions(double, hip_library, status, kind):
     device = device_for(10)
     double.fail("hipMalloc", status)
     with pytest.raises(errors.VendorError) as info:
@@ -170,7 +165,7 @@ def test_statuses_become_exceptions(
 @pytest.mark.parametrize(
     "function", ["hipGetDeviceCount", "hipSetDevice", "hipDeviceGetName", "hipStreamCreateWithFlags"]
 )
-def test_no_device(double: Any, function: str) -> None:
+def test_no_device(double, function):
     double.fail(function, 100)
     with pytest.raises(errors.NotInitializedError, match=function):
         device_for(10)
@@ -178,7 +173,7 @@ def test_no_device(double: Any, function: str) -> None:
     assert double.streams == 0
 
 
-def test_an_ordinal_that_there_is_not(double: Any) -> None:
+def test_an_ordinal_that_there_is_not(double):
     with pytest.raises(errors.ArgumentError, match=r"device_id: got 2, allowed: 0 to 1"):
         device_for(10, 2)
 
@@ -186,7 +181,7 @@ def test_an_ordinal_that_there_is_not(double: Any) -> None:
 # ---- the search
 
 
-def test_a_file_that_is_named_and_does_not_serve(doubles: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_file_that_is_named_and_does_not_serve(doubles, monkeypatch, tmp_path):
     monkeypatch.setattr(hip, "_loaded", None)
     with pytest.raises(errors.LibraryLoadError, match="named by path"):
         hip.load(tmp_path / "absent.so")
@@ -210,7 +205,7 @@ report(attempt(search))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["libamdhip64.so.7", "libamdhip64.so.10", "libamdhip64.so"])
-def test_a_copy_in_the_process_goes_first(child: Any, doubles: Any, name: str) -> None:
+def test_a_copy_in_the_process_goes_first(child, doubles, name):
     here = doubles.plain(name, SOURCE)
     other = doubles.plain("libamdhip64.so.6", SOURCE)
     answer = child(SEARCH, {"LD_LIBRARY_PATH": other.parent}, first=[here])

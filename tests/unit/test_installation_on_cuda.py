@@ -3,10 +3,7 @@
 The library is cuDNN's double in place of `native_cuda`, which has none: what is tested is the road to a plan.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -134,7 +131,7 @@ SCRIPT = """
 """
 
 
-def test_cudas_kernels(need_package: Any, doubles: Any, child: Any, computing: str) -> None:
+def test_cudas_kernels(need_package, doubles, child, computing):
     torch = need_package("torch")
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
         pytest.skip(f"install() needs PyTorch 2.10, this is {torch.__version__}")

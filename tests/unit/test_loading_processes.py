@@ -1,14 +1,11 @@
 """Loading for real, each time in a fresh process: doubles of all three libraries, and the real ones of this machine."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os
 import re
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
 
 import pytest
 
@@ -17,18 +14,18 @@ VERSIONS = {"cudnn": [9, 19, 0], "miopen": [3, 4, 0], "onednn": [3, 2, 0]}
 VENDOR_FILES = ("libcudnn", "libMIOpen", "libdnnl", "libcuda", "libamdhip64", "libhsa-runtime64")
 
 
-def variable(backend: str) -> str:
+def variable(backend):
     return f"PYBNORM_LIB_{backend.upper()}"
 
 
-def unavailable(backend: str, reason: str) -> NoReturn:
+def unavailable(backend, reason):
     """Skip with the reason, or fail where PYBNORM_REQUIRE lists the backend."""
     if backend in os.environ.get("PYBNORM_REQUIRE", "").replace(" ", "").split(","):
         pytest.fail(f"{backend} is required (PYBNORM_REQUIRE) but {reason}")
     pytest.skip(reason)
 
 
-def distribution_file(*names: str, soname: str) -> tuple[str, str]:
+def distribution_file(*names, soname):
     """(distribution, path) of an installed wheel's library."""
     for name in names:
         try:
@@ -44,7 +41,7 @@ def distribution_file(*names: str, soname: str) -> tuple[str, str]:
 # ---- importing
 
 
-def test_importing_loads_no_vendor_library(child: Any) -> None:
+def test_importing_loads_no_vendor_library(child):
     answer = child(
         """
         import pybnorm
@@ -52,12 +49,13 @@ def test_importing_loads_no_vendor_library(child: Any) -> None:
         import pybnorm.devices
         report(mapped(*values["names"]))
         """,
+        {},
         names=VENDOR_FILES,
     )
     assert answer == []
 
 
-def test_the_check_of_the_process_map_sees_a_loaded_library(child: Any, doubles: Any) -> None:
+def test_the_check_of_the_process_map_sees_a_loaded_library(child, doubles):
     library = doubles.build("miopen")
     answer = child("import pybnorm; pybnorm.load('miopen'); report(mapped('libMIOpen'))", {variable("miopen"): library})
     assert answer == [str(library)]
@@ -67,7 +65,7 @@ NEXT = {"cudnn": ("libcudnn.so.10", 100000), "miopen": ("libMIOpen.so.2", 400000
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_next_version_of_a_library_is_loaded(child: Any, doubles: Any, backend: str) -> None:
+def test_the_next_version_of_a_library_is_loaded(child, doubles, backend):
     """It is spoken to as the newest that is known, and a mapped one goes before a known one elsewhere."""
     soname, number = NEXT[backend]
     library = doubles.build(backend, soname=soname, version=number)
@@ -85,7 +83,7 @@ def test_the_next_version_of_a_library_is_loaded(child: Any, doubles: Any, backe
     assert answer["version"] == [10 if backend == "cudnn" else 4, 0, 0]
 
 
-def test_the_next_nvrtc_is_loaded(child: Any, doubles: Any) -> None:
+def test_the_next_nvrtc_is_loaded(child, doubles):
     native = Path(__file__).parents[2] / "pybnorm" / "backends" / "native"
     shared = re.findall(r"\bof##(\w+),", (native / "driver.h").read_text())
     names = {f"nvrtc{name}" for name in shared if name != "Version"}
@@ -108,9 +106,7 @@ def test_the_next_nvrtc_is_loaded(child: Any, doubles: Any) -> None:
 
 @pytest.mark.parametrize("status", [0, 1002])
 @pytest.mark.parametrize("number", [9, 10])
-def test_cudnn_opens_parts_of_its_own_number_and_of_one_version(
-    child: Any, doubles: Any, number: int, status: int
-) -> None:
+def test_cudnn_opens_parts_of_its_own_number_and_of_one_version(child, doubles, number, status):
     defines = (f"DOUBLE_MISMATCH={status}",)
     library = doubles.build("cudnn", soname=f"libcudnn.so.{number}", version=number * 10000, defines=defines)
     for part in ("graph", "ops"):
@@ -135,7 +131,7 @@ def test_cudnn_opens_parts_of_its_own_number_and_of_one_version(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_named_library_is_loaded(child: Any, doubles: Any, vendors: Any, backend: str) -> None:
+def test_a_named_library_is_loaded(child, doubles, vendors, backend):
     library = doubles.build(backend)
     answer = child(
         """
@@ -159,7 +155,7 @@ def test_a_named_library_is_loaded(child: Any, doubles: Any, vendors: Any, backe
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_a_named_file_can_be_instead(child: Any, doubles: Any, vendors: Any, tmp_path: Path, backend: str) -> None:
+def test_what_a_named_file_can_be_instead(child, doubles, vendors, tmp_path, backend):
     soname = vendors[backend].soname
     text, folder = tmp_path / soname, tmp_path / "folder"
     text.write_text("not a library\n")
@@ -215,7 +211,7 @@ def test_what_a_named_file_can_be_instead(child: Any, doubles: Any, vendors: Any
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_required_symbol_is_missed_by_name(child: Any, doubles: Any, backend: str) -> None:
+def test_every_required_symbol_is_missed_by_name(child, doubles, backend):
     names = doubles.symbols(backend, "REQUIRED")
     assert len(names) >= 15
     files = {name: str(doubles.build(backend, without=[name])) for name in names}
@@ -237,7 +233,7 @@ def test_every_required_symbol_is_missed_by_name(child: Any, doubles: Any, backe
 @pytest.mark.slow
 @pytest.mark.parametrize("half", [0, 1])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_optional_symbol_may_be_missing(child: Any, doubles: Any, backend: str, half: int) -> None:
+def test_every_optional_symbol_may_be_missing(child, doubles, backend, half):
     """Each is missing in one half, and there in the other."""
     names = doubles.symbols(backend, "OPTIONAL")
     assert names
@@ -251,7 +247,7 @@ def test_every_optional_symbol_may_be_missing(child: Any, doubles: Any, backend:
     assert answer == [name not in names[half::2] for name in names] + [None]
 
 
-def test_symbols_come_from_the_opened_file_only(child: Any, doubles: Any) -> None:
+def test_symbols_come_from_the_opened_file_only(child, doubles):
     whole = doubles.build("miopen", soname="libwhole.so")
     part = doubles.build("miopen", without=["miopenDestroy"])
     answer = child(
@@ -267,7 +263,7 @@ def test_symbols_come_from_the_opened_file_only(child: Any, doubles: Any) -> Non
     assert "miopenDestroy" in answer["text"]
 
 
-def test_what_is_loaded_stays_local(child: Any, doubles: Any) -> None:
+def test_what_is_loaded_stays_local(child, doubles):
     answer = child(
         """
         import ctypes, pybnorm
@@ -279,7 +275,7 @@ def test_what_is_loaded_stays_local(child: Any, doubles: Any) -> None:
     assert answer == [False, True]
 
 
-def test_a_oneDNN_without_a_cpu_runtime_is_refused(child: Any, doubles: Any) -> None:
+def test_a_oneDNN_without_a_cpu_runtime_is_refused(child, doubles):
     library = doubles.build("onednn", defines=["DOUBLE_CPU_RUNTIME=0"])
     answer = child("import pybnorm; report(attempt(lambda: pybnorm.load('onednn', values['f'])))", f=str(library))
     assert answer["error"] == "LibraryVersionError"
@@ -288,9 +284,7 @@ def test_a_oneDNN_without_a_cpu_runtime_is_refused(child: Any, doubles: Any) -> 
 
 @pytest.mark.parametrize("runtime", [2, 512])
 @pytest.mark.parametrize(("set_by_user", "beside"), [(False, True), (True, True), (False, False)])
-def test_sycl_finds_opencls_driver_beside_the_library(
-    child: Any, doubles: Any, runtime: int, set_by_user: bool, beside: bool
-) -> None:
+def test_sycl_finds_opencls_driver_beside_the_library(child, doubles, runtime, set_by_user, beside):
     """While the library is loaded, and never against the user's word."""
     library = doubles.build("onednn", defines=[f"DOUBLE_CPU_RUNTIME={runtime}"])
     driver = library.with_name("libintelocl.so")
@@ -314,7 +308,7 @@ def test_sycl_finds_opencls_driver_beside_the_library(
 
 
 @pytest.mark.slow
-def test_a_forked_child_is_refused_where_openmp_cannot_be_kept_to_one_thread(child: Any, doubles: Any) -> None:
+def test_a_forked_child_is_refused_where_openmp_cannot_be_kept_to_one_thread(child, doubles):
     """An OpenMP that is inside the library, say, or SYCL. The doubles make no handles: what else is asked ends the
     process."""
     answers = []
@@ -352,9 +346,7 @@ def test_a_forked_child_is_refused_where_openmp_cannot_be_kept_to_one_thread(chi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_copy_in_the_process_is_preferred(
-    child: Any, doubles: Any, vendors: Any, tmp_path: Path, backend: str
-) -> None:
+def test_a_copy_in_the_process_is_preferred(child, doubles, vendors, tmp_path, backend):
     """Also one that was opened by absolute path, and before anything that is installed."""
     mine, other = doubles.build(backend), doubles.build(backend)
     conda = tmp_path / "conda/lib"
@@ -389,7 +381,7 @@ OWN_SONAME = """
 """
 
 
-def test_nothing_anywhere_lists_everything_and_is_not_cached(child: Any, doubles: Any) -> None:
+def test_nothing_anywhere_lists_everything_and_is_not_cached(child, doubles):
     library = doubles.build("miopen", soname="libMIOpen.so.987")
     answer = child(
         OWN_SONAME
@@ -411,7 +403,7 @@ def test_nothing_anywhere_lists_everything_and_is_not_cached(child: Any, doubles
     assert then["value"]["found_via"] == "PYBNORM_LIB_MIOPEN"
 
 
-def test_many_threads_load_once(child: Any, doubles: Any) -> None:
+def test_many_threads_load_once(child, doubles):
     answer = child(
         """
         import threading, pybnorm
@@ -434,7 +426,7 @@ def test_many_threads_load_once(child: Any, doubles: Any) -> None:
     assert answer == [1, 8, 1]
 
 
-def test_a_second_file_is_refused_once_one_is_loaded(child: Any, doubles: Any) -> None:
+def test_a_second_file_is_refused_once_one_is_loaded(child, doubles):
     one, two = doubles.build("miopen"), doubles.build("miopen")
     answer = child(
         """
@@ -453,7 +445,7 @@ def test_a_second_file_is_refused_once_one_is_loaded(child: Any, doubles: Any) -
 # ---- the real libraries
 
 
-def test_the_real_onednn_of_its_wheel(child: Any) -> None:
+def test_the_real_onednn_of_its_wheel(child):
     name, path = distribution_file("onednn-cpu-gomp", "onednn-cpu-iomp", "onednn-cpu-tbb", soname="libdnnl.so.3")
     answer = child("import pybnorm; report([pybnorm.load('onednn')._asdict(), mapped('libdnnl')])")
     loaded, files = answer
@@ -467,7 +459,7 @@ def test_the_real_onednn_of_its_wheel(child: Any) -> None:
 CUDNN_WHEELS = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu11")
 
 
-def test_the_real_cudnn_without_pathfinder(child: Any) -> None:
+def test_the_real_cudnn_without_pathfinder(child):
     name, path = distribution_file(*CUDNN_WHEELS, soname="libcudnn.so.9")
     answer = child(
         """
@@ -492,9 +484,7 @@ def test_the_real_cudnn_without_pathfinder(child: Any) -> None:
         ("libcudnn.so.9 libcudnn_graph.so.9", "LibraryLoadError", "libcudnn_ops.so.9 cannot be opened"),
     ],
 )
-def test_the_real_cudnn_without_its_batch_norm_calls(
-    child: Any, tmp_path: Path, kept: str, error: str, what: str
-) -> None:
+def test_the_real_cudnn_without_its_batch_norm_calls(child, tmp_path, kept, error, what):
     """An installation for graphs alone: loading says what it lacks, where a call would abort the process."""
     _, path = distribution_file(*CUDNN_WHEELS, soname="libcudnn.so.9")
     for name in kept.split():
@@ -507,7 +497,7 @@ def test_the_real_cudnn_without_its_batch_norm_calls(
     assert what in answer["text"]
 
 
-def test_the_real_cudnn_through_pathfinder(child: Any, doubles: Any) -> None:
+def test_the_real_cudnn_through_pathfinder(child, doubles):
     _, path = distribution_file(*CUDNN_WHEELS, soname="libcudnn.so.9")
     try:
         version = importlib.metadata.version("cuda-pathfinder")
@@ -526,7 +516,7 @@ def test_the_real_cudnn_through_pathfinder(child: Any, doubles: Any) -> None:
     assert answer["version"][0] == 9
 
 
-def test_the_search_leaves_the_environment_alone(child: Any) -> None:
+def test_the_search_leaves_the_environment_alone(child):
     answer = child(
         """
         before = dict(os.environ)
@@ -534,6 +524,7 @@ def test_the_search_leaves_the_environment_alone(child: Any) -> None:
         for backend in pybnorm.backends():
             attempt(lambda: pybnorm.load(backend))
         report([dict(os.environ) == before, sys.prefix])
-        """
+        """,
+        {},
     )
     assert answer == [True, sys.prefix]

@@ -1,10 +1,7 @@
 """The adapter of MIOpen on the double that computes: what it hands the vendor, and what it does with the answers."""
 
-from __future__ import annotations
-
 import functools
 import textwrap
-from typing import Any
 
 import pytest
 
@@ -21,20 +18,20 @@ PRELUDE = """
 
 
 @pytest.fixture(scope="module")
-def library(doubles: Any) -> Any:
+def library(doubles):
     """The double of a version."""
     return functools.cache(lambda version: str(doubles.build("miopen", version=version, defines=("DOUBLE_COMPUTES",))))
 
 
 @pytest.fixture
-def play(child: Any, library: Any) -> Any:
+def play(child, library):
     """Runs a script behind `PRELUDE`."""
     return lambda script, version=3004000: child(
         textwrap.dedent(PRELUDE) + textwrap.dedent(script), file=library(version)
     )
 
 
-def test_every_status_has_a_class_and_a_text_even_if_the_vendor_has_none(play: Any) -> None:
+def test_every_status_has_a_class_and_a_text_even_if_the_vendor_has_none(play):
     """99: no text; 98: bytes that are no UTF-8."""
     answers = play(
         """
@@ -78,7 +75,7 @@ def test_every_status_has_a_class_and_a_text_even_if_the_vendor_has_none(play: A
         assert name == other.get(number, "miopenStatusDouble")
 
 
-def test_descriptors_are_handed_back_and_read_as_they_are(play: Any) -> None:
+def test_descriptors_are_handed_back_and_read_as_they_are(play):
     answers = play(
         """
         before = live.value
@@ -133,7 +130,7 @@ def test_descriptors_are_handed_back_and_read_as_they_are(play: Any) -> None:
     assert answers["left"] == 0
 
 
-def test_factors_are_refused_by_name_where_float32_or_float16_change_them(play: Any) -> None:
+def test_factors_are_refused_by_name_where_float32_or_float16_change_them(play):
     refused, taken = play(
         """
         handle = pybnorm.Handle("miopen")
@@ -164,7 +161,7 @@ def test_factors_are_refused_by_name_where_float32_or_float16_change_them(play: 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_elements_are_copied_between_any_strides(play: Any, dtype: str) -> None:
+def test_elements_are_copied_between_any_strides(play, dtype):
     """The double ends the process where MIOpen would take rows of 7 with 3 steps of 2 for one axis without gaps."""
     answers = play(
         f"""
@@ -211,7 +208,7 @@ def test_elements_are_copied_between_any_strides(play: Any, dtype: str) -> None:
     assert set(map(tuple, answers.values())) == {(True, True if dtype == "float32" else None)}
 
 
-def test_auto_copies_nothing_that_the_vendor_does_not_take(play: Any) -> None:
+def test_auto_copies_nothing_that_the_vendor_does_not_take(play):
     """Gaps, and channels-last inference; what MIOpen takes runs by the entry point."""
     answers = play(
         """
@@ -228,7 +225,7 @@ def test_auto_copies_nothing_that_the_vendor_does_not_take(play: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_handle_that_takes_kernels_by_their_times_has_the_defects_of_those(doubles: Any, child: Any) -> None:
+def test_a_handle_that_takes_kernels_by_their_times_has_the_defects_of_those(doubles, child):
     """A policy that is set, a record of another program, the variable; not on versions that cannot tune."""
     script = """
         import ctypes
@@ -282,7 +279,7 @@ def test_a_handle_that_takes_kernels_by_their_times_has_the_defects_of_those(dou
         }
 
 
-def test_a_failed_call_names_the_card_and_what_is_known_of_it(play: Any) -> None:
+def test_a_failed_call_names_the_card_and_what_is_known_of_it(play):
     """MIOpen 3.4 has no sums that gfx115x can compile; of another card the error says the name alone."""
     script = """
         architecture = (ctypes.c_char * 64).in_dll(library, "double_architecture")
@@ -311,7 +308,7 @@ def test_a_failed_call_names_the_card_and_what_is_known_of_it(play: Any) -> None
         assert not any("wave size" in text for text in others[2:])
 
 
-def test_a_mean_far_from_0_is_told_of_once_from_the_calls_own_statistics(play: Any) -> None:
+def test_a_mean_far_from_0_is_told_of_once_from_the_calls_own_statistics(play):
     script = """
         import warnings
         capturing = ctypes.c_int.in_dll(library, "double_capturing")
@@ -346,7 +343,7 @@ def test_a_mean_far_from_0_is_told_of_once_from_the_calls_own_statistics(play: A
     assert "a mean is 1000 times its deviation or more; known defect miopen-one-pass-variance, wrong y" in text
 
 
-def test_the_policy_is_asked_for_on_the_handles_device(play: Any) -> None:
+def test_the_policy_is_asked_for_on_the_handles_device(play):
     """MIOpen answers by the device that is current; afterwards the caller's own is current again."""
     answers = play(
         """
@@ -365,7 +362,7 @@ def test_the_policy_is_asked_for_on_the_handles_device(play: Any) -> None:
     assert answers == [1, 0]
 
 
-def test_a_call_with_a_defect_is_what_the_policy_says(play: Any) -> None:
+def test_a_call_with_a_defect_is_what_the_policy_says(play):
     """MIOpen has one algorithm: "auto" repairs nothing, and native is not there to avoid it."""
     answers = play(
         """
@@ -399,7 +396,7 @@ def test_a_call_with_a_defect_is_what_the_policy_says(play: Any) -> None:
     assert [bool(answers[f"{policy} size"]) for policy in ("warn", "error", "ignore", "avoid")] == [False] * 3 + [True]
 
 
-def test_bfloat16_gradients_of_given_sums_are_added_in_float32(play: Any) -> None:
+def test_bfloat16_gradients_of_given_sums_are_added_in_float32(play):
     """MIOpen blends no bfloat16: what a caller's `beta` asks for is refused."""
     calls, refused = play(
         """

@@ -1,10 +1,7 @@
 """The adapter of oneDNN on a double that keeps the rules of the vendor's objects: whose they are, and none is left."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,17 +32,17 @@ PRELUDE = """
 
 
 @pytest.fixture(scope="module")
-def library(doubles: Any) -> Path:
+def library(doubles):
     return Path(doubles.build("onednn", defines=("DOUBLE_RECORDS",)))
 
 
 @pytest.fixture
-def play(child: Any, library: Path) -> Any:
+def play(child, library):
     """Runs a script behind `PRELUDE`."""
     return lambda script: child(textwrap.dedent(PRELUDE) + textwrap.dedent(script), file=str(library))
 
 
-def test_a_stream_of_another_engine_gets_primitives_of_its_own(play: Any) -> None:
+def test_a_stream_of_another_engine_gets_primitives_of_its_own(play):
     """A stream of the same engine keeps those that there are."""
     counts, alive = play(
         """
@@ -80,7 +77,7 @@ def test_a_stream_of_another_engine_gets_primitives_of_its_own(play: Any) -> Non
     assert alive == 0
 
 
-def test_the_primitive_that_was_used_longest_ago_makes_room(play: Any) -> None:
+def test_the_primitive_that_was_used_longest_ago_makes_room(play):
     made, alive = play(
         """
         def used(*sizes):
@@ -103,7 +100,7 @@ def test_the_primitive_that_was_used_longest_ago_makes_room(play: Any) -> None:
     assert alive == 0
 
 
-def test_a_call_of_the_vendor_that_fails_leaves_nothing_behind(play: Any) -> None:
+def test_a_call_of_the_vendor_that_fails_leaves_nothing_behind(play):
     """Each of them in turn, and the handle works on."""
     answers = play(
         """
@@ -164,7 +161,7 @@ def test_a_call_of_the_vendor_that_fails_leaves_nothing_behind(play: Any) -> Non
             assert alive == 0
 
 
-def test_what_is_no_plain_memory_of_the_cpu_is_not_borrowed(play: Any) -> None:
+def test_what_is_no_plain_memory_of_the_cpu_is_not_borrowed(play):
     answers = play(
         """
         answers = {}

@@ -1,9 +1,5 @@
 """`pybnorm.operations` over cuDNN's plans, on a double that computes on the host."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -52,7 +48,7 @@ SCRIPT = """
     """
 
 
-def test_backward_goes_by_the_entry_point_however_data_are_aligned(compute: Any) -> None:
+def test_backward_goes_by_the_entry_point_however_data_are_aligned(compute):
     calls, errors, slow, whole, live = compute(
         SCRIPT
         + """
@@ -82,7 +78,7 @@ def test_backward_goes_by_the_entry_point_however_data_are_aligned(compute: Any)
     assert live == 0, "descriptors were left behind"
 
 
-def test_sixteen_bit_data_off_their_pairs_are_refused_as_the_vendor_s_call_is(compute: Any) -> None:
+def test_sixteen_bit_data_off_their_pairs_are_refused_as_the_vendor_s_call_is(compute):
     """cuDNN's channels-first kernels would lose the context there: nothing is copied in secret."""
     told, error, whole = compute(
         SCRIPT
@@ -106,7 +102,7 @@ def test_sixteen_bit_data_off_their_pairs_are_refused_as_the_vendor_s_call_is(co
 
 
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
-def test_synchronized_batch_norm_over_plans(compute: Any, layout: str) -> None:
+def test_synchronized_batch_norm_over_plans(compute, layout):
     """Of two ranks, the other of which has the same data."""
     calls, errors, whole, live = compute(
         SCRIPT

@@ -3,10 +3,7 @@
 On doubles that note which device is current at each call. What two real devices say: tests/devices/test_two_devices.py.
 """
 
-from __future__ import annotations
-
 import textwrap
-from typing import Any
 
 import pytest
 
@@ -89,10 +86,10 @@ PLACES = """
 
 
 @pytest.fixture
-def places(child: Any, doubles: Any, request: pytest.FixtureRequest) -> Any:
+def places(child, doubles, request):
     """Runs a script behind `PLACES` on a double of the backend that the test names."""
 
-    def run(backend: str, script: str, **values: Any) -> Any:
+    def run(backend, script, **values):
         if backend == "miopen":
             driver, file = "", doubles.build("miopen", defines=("DOUBLE_COMPUTES",), place="hipGetDevice")
         else:
@@ -108,7 +105,7 @@ def places(child: Any, doubles: Any, request: pytest.FixtureRequest) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["cudnn", "miopen"])
-def test_every_call_is_made_on_its_handles_device(places: Any, backend: str) -> None:
+def test_every_call_is_made_on_its_handles_device(places, backend):
     found = places(
         backend,
         """
@@ -139,7 +136,7 @@ def test_every_call_is_made_on_its_handles_device(places: Any, backend: str) -> 
         """,
     )
     assert len({name for _, _, name, *_ in found}) == (15 if backend == "cudnn" else 14)
-    called: set[tuple[int, str]] = set()
+    called = set()
     for device, start, name, lines, after, switches in found:
         case = f"{name} of a handle of device {device} while {start} is current"
         calls = [(function, int(place)) for function, place in lines if not any(part in function for part in HOST)]
@@ -154,7 +151,7 @@ def test_every_call_is_made_on_its_handles_device(places: Any, backend: str) -> 
         called.add((device, name))
 
 
-def test_plans_are_made_run_and_dropped_on_their_handles_device(places: Any) -> None:
+def test_plans_are_made_run_and_dropped_on_their_handles_device(places):
     found = places(
         "cudnn",
         """
@@ -190,7 +187,7 @@ def test_plans_are_made_run_and_dropped_on_their_handles_device(places: Any) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["cudnn", "miopen"])
-def test_memory_of_another_device_is_refused_by_name(places: Any, backend: str) -> None:
+def test_memory_of_another_device_is_refused_by_name(places, backend):
     """Arrays, workspace, reserve and bare addresses; the driver says it where the array does not."""
     found = places(
         backend,
@@ -285,7 +282,7 @@ def test_memory_of_another_device_is_refused_by_name(places: Any, backend: str) 
     assert asked == [0, 0]
 
 
-def test_a_stream_of_another_device_is_not_followed(places: Any) -> None:
+def test_a_stream_of_another_device_is_not_followed(places):
     result, stream, followed = places(
         "cudnn",
         """
@@ -304,7 +301,7 @@ def test_a_stream_of_another_device_is_not_followed(places: Any) -> None:
 
 
 @pytest.mark.parametrize("backend", ["cudnn", "miopen"])
-def test_a_device_that_is_gone(places: Any, backend: str) -> None:
+def test_a_device_that_is_gone(places, backend):
     """Its handle's calls are refused with a sentence; handle and plans can still be dropped."""
     found = places(
         backend,
@@ -336,7 +333,7 @@ def test_a_device_that_is_gone(places: Any, backend: str) -> None:
         assert "a new handle is needed" in result["text"]
 
 
-def test_the_context_that_is_asked_whether_it_is_lost_is_the_handles(places: Any) -> None:
+def test_the_context_that_is_asked_whether_it_is_lost_is_the_handles(places):
     found = places(
         "cudnn",
         """
@@ -356,7 +353,7 @@ def test_the_context_that_is_asked_whether_it_is_lost_is_the_handles(places: Any
     assert found == [["ExecutionError", "ContextLostError"] * 2 + ["ExecutionError"], 1]
 
 
-def test_a_borrowed_handle_is_where_its_stream_is(places: Any) -> None:
+def test_a_borrowed_handle_is_where_its_stream_is(places):
     found = places(
         "cudnn",
         """

@@ -4,10 +4,7 @@ That code is an array's own protocol, or a signal handler: it can call the same 
 held while arrays say what they are.
 """
 
-from __future__ import annotations
-
 import textwrap
-from typing import Any
 
 import pytest
 
@@ -55,10 +52,10 @@ TRAINING = "cudnnBatchNormalizationForwardTraining"  # the plain entry point
 
 
 @pytest.fixture
-def play(run: Any, grapher: str) -> Any:
+def play(run, grapher):
     """Runs a script behind `ARRAYS`."""
 
-    def behind(script: str, **values: Any) -> Any:
+    def behind(script, **values):
         return run(textwrap.dedent(ARRAYS) + textwrap.dedent(script), file=grapher, **values)
 
     return behind
@@ -74,7 +71,7 @@ PLANS = {
 
 
 @pytest.mark.parametrize("kind", PLANS)
-def test_a_plan_called_by_its_own_arguments(play: Any, kind: str) -> None:
+def test_a_plan_called_by_its_own_arguments(play, kind):
     """They are read before the call begins, so that the inner call is one like any other."""
     make, arguments, moved = PLANS[kind]
     told = play(
@@ -121,7 +118,7 @@ def test_a_plan_called_by_its_own_arguments(play: Any, kind: str) -> None:
         assert not [a for a in seen[-1] if a in ("0x11000", "0x21000", "0x31000")], (name, seen)
 
 
-def test_a_plan_whose_call_failed_can_be_called_again(play: Any) -> None:
+def test_a_plan_whose_call_failed_can_be_called_again(play):
     told, lines = play(
         """
         failures = []
@@ -160,7 +157,7 @@ def test_a_plan_whose_call_failed_can_be_called_again(play: Any) -> None:
     assert [line.split()[0] for line in lines] == ["forward", "execute", "backward"]
 
 
-def test_a_call_during_a_call_of_the_handles_own_plan_has_one_of_its_own(play: Any) -> None:
+def test_a_call_during_a_call_of_the_handles_own_plan_has_one_of_its_own(play):
     orders, live, descriptors = play(
         """
         vectors = {n: FORWARD[n] for n in VECTORS} | {"workspace": FORWARD["workspace"]}
@@ -193,7 +190,7 @@ def test_a_call_during_a_call_of_the_handles_own_plan_has_one_of_its_own(play: A
 # ---------------------------------------------------------------- a handle closed during a call
 
 
-def test_a_handle_closed_during_a_plans_call_is_not_used(play: Any) -> None:
+def test_a_handle_closed_during_a_plans_call_is_not_used(play):
     told, lines = play(
         """
         F = FORWARD | {"z": 0x50000, "reserve": RESERVE}
@@ -221,7 +218,7 @@ def test_a_handle_closed_during_a_plans_call_is_not_used(play: Any) -> None:
         assert result.get("error") == "ClosedError", (name, result)
 
 
-def test_a_plan_that_nobody_made_is_refused(play: Any) -> None:
+def test_a_plan_that_nobody_made_is_refused(play):
     told, texts = play(
         """
         kinds = (pybnorm.ForwardTrainingPlan, pybnorm.ForwardInferencePlan, pybnorm.BackwardPlan)
@@ -237,7 +234,7 @@ def test_a_plan_that_nobody_made_is_refused(play: Any) -> None:
 # ---------------------------------------------------------------- engine configurations
 
 
-def test_a_heuristic_that_counts_more_than_was_asked_for(play: Any) -> None:
+def test_a_heuristic_that_counts_more_than_was_asked_for(play):
     refused, tried, told, left = play(
         """
         x = last((2, 8, 12, 12))
@@ -263,7 +260,7 @@ def test_a_heuristic_that_counts_more_than_was_asked_for(play: Any) -> None:
 # ---------------------------------------------------------------- other processes, and the end of this one
 
 
-def test_a_forked_child_leaves_the_parents_plans_alone(play: Any) -> None:
+def test_a_forked_child_leaves_the_parents_plans_alone(play):
     child, parent = play(
         """
         import gc
@@ -309,7 +306,7 @@ def test_a_forked_child_leaves_the_parents_plans_alone(play: Any) -> None:
     assert min(parent) > 0
 
 
-def test_nothing_of_a_plan_is_destroyed_at_exit(play: Any, child: Any) -> None:
+def test_nothing_of_a_plan_is_destroyed_at_exit(play, child):
     script = """
         import atexit
         handle = pybnorm.Handle("cudnn")
@@ -334,7 +331,7 @@ def test_nothing_of_a_plan_is_destroyed_at_exit(play: Any, child: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f16", "f32"])
-def test_what_auto_takes_for_less_aligned_arrays_can_be_run(play: Any, dtype: str) -> None:
+def test_what_auto_takes_for_less_aligned_arrays_can_be_run(play, dtype):
     answer = play(
         """
         dtype, offsets = values["dtype"], values["offsets"]
@@ -376,7 +373,7 @@ def test_what_auto_takes_for_less_aligned_arrays_can_be_run(play: Any, dtype: st
             assert len([word for word in ran if word != "bound"]) >= 2, where
 
 
-def test_less_aligned_parameters_go_to_the_plain_entry_point_or_are_refused(play: Any) -> None:
+def test_less_aligned_parameters_go_to_the_plain_entry_point_or_are_refused(play):
     answer = play(
         """
         answer = []
@@ -407,7 +404,7 @@ def test_less_aligned_parameters_go_to_the_plain_entry_point_or_are_refused(play
 # ---------------------------------------------------------------- names and workspaces
 
 
-def test_names_are_checked_before_cudnn(play: Any) -> None:
+def test_names_are_checked_before_cudnn(play):
     told, lines, numbered = play(
         """
         x = last((2, 8, 12, 12))
@@ -441,7 +438,7 @@ def test_names_are_checked_before_cudnn(play: Any) -> None:
     assert ["graph", "pointwise"] in numbered[0]
 
 
-def test_no_workspace_is_also_a_pair_of_zeros(play: Any) -> None:
+def test_no_workspace_is_also_a_pair_of_zeros(play):
     told, lines = play(
         """
         x = last((2, 8, 12, 12))
@@ -483,7 +480,7 @@ def test_no_workspace_is_also_a_pair_of_zeros(play: Any) -> None:
         assert name in result["text"], result
 
 
-def test_a_handles_call_fuses_what_a_plan_does(play: Any) -> None:
+def test_a_handles_call_fuses_what_a_plan_does(play):
     told = play(
         """
         def arrays(values):
@@ -538,7 +535,7 @@ def test_a_handles_call_fuses_what_a_plan_does(play: Any) -> None:
     assert "only the Ex entry points" in refused[4]["text"]
 
 
-def test_calls_without_an_algorithm_go_to_the_plain_entry_point(play: Any) -> None:
+def test_calls_without_an_algorithm_go_to_the_plain_entry_point(play):
     told = play(
         """
         parts = lambda names, values: {n: values[n] for n in names}
@@ -573,7 +570,7 @@ def test_calls_without_an_algorithm_go_to_the_plain_entry_point(play: Any) -> No
 # ---------------------------------------------------------------- a handle that is collected
 
 
-def test_a_collected_handle_is_released_though_its_warning_is_an_error(play: Any) -> None:
+def test_a_collected_handle_is_released_though_its_warning_is_an_error(play):
     told = play(
         """
         import gc, warnings
