@@ -8,6 +8,7 @@ import textwrap
 import pytest
 
 VERSIONS = {9: 91900, 8: 8907}
+DTYPES = {"f32": 0, "f64": 1, "f16": 2, "bf16": 9}  # cuDNN's numbers
 
 PRELUDE = """
     from pybnorm import Mode
@@ -29,77 +30,49 @@ PRELUDE = """
 
 @pytest.fixture(params=list(VERSIONS), ids=["9", "8"])
 def major(request):
-    return int(request.param)
-
-
-SCRIPTS = {}  # of each test; one process runs all of them, for each version
-EACH = """
-import gc, traceback
-
-answers = {}
-for test, script in values["scripts"].items():
-    gc.collect()
-    taken()
-    fail(0)
-    try:
-        exec(script, {**globals(), "report": lambda answer: answers.__setitem__(test, {"answer": answer})})
-    except Exception:
-        answers[test] = {"raised": traceback.format_exc()}
-report(answers)
-"""
-_answers = {}
+    return request.param
 
 
 @pytest.fixture
-def answer(run, doubles, major, request):
-    """What the test's script has reported."""
-    if major not in _answers:
-        names = {"version": VERSIONS[major], "soname": f"libcudnn.so.{major}"}
-        without = ["cudnnGetLastErrorString"] if major == 8 else []
-        file = doubles.build("cudnn", defines=("DOUBLE_RECORDS",), without=without, **names)
-        scripts = {name: textwrap.dedent(script) for name, script in SCRIPTS.items()}
-        values = {"dtypes": list(DTYPES), "statuses": list(STATUSES[major]), "functions": FUNCTIONS}
-        _answers[major] = run(textwrap.dedent(PRELUDE) + EACH, file=str(file), scripts=scripts, **values)
-    found = _answers[major][request.function.__name__]
-    assert "raised" not in found, found["raised"]
-    return found["answer"]
+def play(run, doubles, major):
+    """Runs a script behind `PRELUDE` on the double of the version."""
+    names = {"version": VERSIONS[major], "soname": f"libcudnn.so.{major}"}
+    without = ["cudnnGetLastErrorString"] if major == 8 else []
+    file = doubles.build("cudnn", defines=("DOUBLE_RECORDS",), without=without, **names)
+    return lambda script, **values: run(textwrap.dedent(PRELUDE) + textwrap.dedent(script), file=str(file), **values)
 
 
-DTYPES = {"f32": 0, "f64": 1, "f16": 2, "bf16": 9}  # cuDNN's numbers
-
-
-SCRIPTS["test_what_reaches_the_plain_calls"] = """
-    p = places("x", "y", "dy", "dx", "scale", "bias", "rm", "rv", "sm", "si", "dscale", "dbias")
-    found = {}
-    with pybnorm.Handle("cudnn") as h:
-        for dtype in values["dtypes"]:
-            x = pybnorm.TensorDescriptor("cudnn", dtype, (2, 3, 4, 5))
-            y = pybnorm.TensorDescriptor("cudnn", dtype, (2, 3, 4, 5), (60, 1, 15, 3))
-            for mode in Mode:
-                v = pybnorm.derive_bn_tensor_descriptor(x, mode)
-                pybnorm.batch_normalization_forward_training(
-                    h, mode, 2.0, 3.0, x, p["x"], y, p["y"], v, p["scale"], p["bias"], 0.25, p["rm"], p["rv"], 0.5,
-                    p["sm"], p["si"])
-                pybnorm.batch_normalization_forward_inference(
-                    h, mode, 2.0, 3.0, x, p["x"], y, p["y"], v, p["scale"], p["bias"], p["rm"], p["rv"], 0.5)
-                pybnorm.batch_normalization_backward(
-                    h, mode, 2.0, 3.0, 4.0, 5.0, x, p["x"], y, p["dy"], x, p["dx"], v, p["scale"], p["dscale"],
-                    p["dbias"], 0.5, p["sm"], p["si"])
-                found[f"{dtype} {int(mode)}"] = taken()
-            pybnorm.axpby(h, 2.0, x, p["x"], 3.0, y, p["y"])
-            pybnorm.fill(h, 1.5, y, p["y"])
-            pybnorm.relu(h, x, p["x"], y, p["y"])
-            pybnorm.relu_backward(h, x, p["x"], x, p["dy"], x, p["dx"])
-            found[dtype] = taken()
-        del x, y, v
-    report([found, number("live").value, pybnorm.loaded("cudnn").version])
-"""
-
-
-def test_what_reaches_the_plain_calls(answer):
+def test_what_reaches_the_plain_calls(play):
     """Every pointer, factor and descriptor of every call, by dtype and mode."""
-    found = answer
-    found, live, version = found
+    found, live, version = play(
+        """
+        p = places("x", "y", "dy", "dx", "scale", "bias", "rm", "rv", "sm", "si", "dscale", "dbias")
+        found = {}
+        with pybnorm.Handle("cudnn") as h:
+            for dtype in values["dtypes"]:
+                x = pybnorm.TensorDescriptor("cudnn", dtype, (2, 3, 4, 5))
+                y = pybnorm.TensorDescriptor("cudnn", dtype, (2, 3, 4, 5), (60, 1, 15, 3))
+                for mode in Mode:
+                    v = pybnorm.derive_bn_tensor_descriptor(x, mode)
+                    pybnorm.batch_normalization_forward_training(
+                        h, mode, 2.0, 3.0, x, p["x"], y, p["y"], v, p["scale"], p["bias"], 0.25, p["rm"], p["rv"], 0.5,
+                        p["sm"], p["si"])
+                    pybnorm.batch_normalization_forward_inference(
+                        h, mode, 2.0, 3.0, x, p["x"], y, p["y"], v, p["scale"], p["bias"], p["rm"], p["rv"], 0.5)
+                    pybnorm.batch_normalization_backward(
+                        h, mode, 2.0, 3.0, 4.0, 5.0, x, p["x"], y, p["dy"], x, p["dx"], v, p["scale"], p["dscale"],
+                        p["dbias"], 0.5, p["sm"], p["si"])
+                    found[f"{dtype} {int(mode)}"] = taken()
+                pybnorm.axpby(h, 2.0, x, p["x"], 3.0, y, p["y"])
+                pybnorm.fill(h, 1.5, y, p["y"])
+                pybnorm.relu(h, x, p["x"], y, p["y"])
+                pybnorm.relu_backward(h, x, p["x"], x, p["dy"], x, p["dx"])
+                found[dtype] = taken()
+            del x, y, v
+        report([found, number("live").value, pybnorm.loaded("cudnn").version])
+        """,
+        dtypes=list(DTYPES),
+    )
     names = ["x", "y", "dy", "dx", "scale", "bias", "rm", "rv", "sm", "si", "dscale", "dbias"]
     p = {name: f"{0x10000 * (i + 1):#x}" for i, name in enumerate(names)}
     saved = f"sm={p['sm']} si={p['si']}"
@@ -131,72 +104,65 @@ def test_what_reaches_the_plain_calls(answer):
     assert version == ([9, 19, 0] if version[0] == 9 else [8, 9, 7])
 
 
-SCRIPTS["test_sizes_and_the_furthest_element"] = """
-    def made(dims, strides=None, dtype="f32"):
-        return attempt(lambda: pybnorm.TensorDescriptor("cudnn", dtype, dims, strides).nbytes)
+def test_sizes_and_the_furthest_element(play, major):
+    sizes, extents, (made, bits, reason) = play(
+        """
+        def made(dims, strides=None, dtype="f32"):
+            return attempt(lambda: pybnorm.TensorDescriptor("cudnn", dtype, dims, strides).nbytes)
 
-    most = 2**31 - 1
-    sizes = [made((2, 3, 4, 5), None, d) for d in values["dtypes"]]
-    sizes += [made((2, 3, 4), (100, 10, 2)), made((2, 3, 4, 5, 6), (1000, 300, 60, 7, 1))]
-    sizes.append(made((2, 3, 2, 2, 2, 2, 2)))
-    extents = [
-        made((2, 1, 1, 1), (most - 1, 1, 1, 1)), made((2, 1, 1, 1), (most, 1, 1, 1)),
-        made((2, 2, 1, 1), (most - 2, 1, 1, 1)), made((2, 2, 1, 1), (most - 1, 1, 1, 1)),
-    ]
-    bits = pybnorm.capability("cudnn", pybnorm.Operation.FORWARD_TRAINING, 1, 0, 0, 2)
-    report([sizes, extents, [made((2, 3)), int(bits[0]), bits[1]]])
-"""
-
-
-def test_sizes_and_the_furthest_element(answer, major):
-    sizes, extents, rank2 = answer
+        most = 2**31 - 1
+        sizes = [made((2, 3, 4, 5), None, d) for d in values["dtypes"]]
+        sizes += [made((2, 3, 4), (100, 10, 2)), made((2, 3, 4, 5, 6), (1000, 300, 60, 7, 1))]
+        sizes.append(made((2, 3, 2, 2, 2, 2, 2)))
+        extents = [made((2, n, 1, 1), (most - less, 1, 1, 1)) for n, less in ((1, 1), (1, 0), (2, 2), (2, 1))]
+        bits = pybnorm.capability("cudnn", pybnorm.Operation.FORWARD_TRAINING, 1, 0, 0, 2)
+        report([sizes, extents, [made((2, 3)), int(bits[0]), bits[1]]])
+        """,
+        dtypes=list(DTYPES),
+    )
     assert [size["value"] for size in sizes] == [480, 960, 240, 240, 508, 7256, 768]
     assert [extent.get("value") for extent in extents] == [4 * (2**31 - 1), None, 4 * (2**31 - 1), None]
     for refused in (extents[1], extents[3]):
-        assert refused["error"] == "UnsupportedError"
-        assert "32 bits" in refused["text"]
-    made, bits, reason = rank2
+        assert (refused["error"], "32 bits" in refused["text"]) == ("UnsupportedError", True)
     if major == 9:
-        assert made["value"] == 24
-        assert bits
+        assert (made["value"], bits != 0) == (24, True)
     else:
         assert made["error"] == "UnsupportedError"
         assert "describe the tensor as (N, C, 1, 1)" in made["text"]
         assert (bits, "(N, C, 1, 1)" in reason) == (0, True)
 
 
-SCRIPTS["test_handles_and_descriptors_of_others"] = """
-    owner = pybnorm.Handle("cudnn", stream=0x5000)
-    lent = pybnorm.Handle.from_pointer("cudnn", owner.pointer)
-    p = places("x", "y")
-    found = {"stream": lent.stream, "same": lent.pointer == owner.pointer}
-    x = pybnorm.TensorDescriptor.from_pointer("cudnn", foreign(2, (2, 3, 4, 5), (60, 1, 15, 3)))
-    found["read"] = [x.dtype.short, x.dims, x.strides, x.layout.name, x.nbytes]
-    flat = pybnorm.TensorDescriptor.from_pointer("cudnn", foreign(9, (2, 3, 4), (12, 4, 1)))
-    pybnorm.relu(lent, x, p["x"], x, p["y"])
-    pybnorm.relu(lent, flat, p["x"], flat, p["y"])
-    found["calls"] = taken()
-    live = number("live").value  # one for rank 3 as cuDNN computes with it; those of the calls go with the handle
-    flat.close()
-    x.close()
-    del x, flat
-    found["dropped"] = live - number("live").value
-    lent.set_stream(0x6000)
-    found["stream of both"] = owner.stream
-    lent.close()
-    found["closed"] = [taken(), number("live").value]
-    owner.close()
-    found["owner closed"] = [taken(), number("live").value]
-    found["refused"] = [attempt(lambda: pybnorm.TensorDescriptor.from_pointer("cudnn", foreign(*case)))["error"]
-                        for case in [(3, (2, 3, 4, 5), (60, 20, 5, 1)), (0, (2, 3, 4, 5), (0, 20, 5, 1)),
-                                     (0, (2, 3, 4, 5), (60, -20, 5, 1)), (0, (2,), (1,))]]
-    report(found)
-"""
-
-
-def test_handles_and_descriptors_of_others(answer):
+def test_handles_and_descriptors_of_others(play):
     """They are used and never destroyed; a foreign descriptor that no call could take is refused."""
-    found = answer
+    found = play(
+        """
+        owner = pybnorm.Handle("cudnn", stream=0x5000)
+        lent = pybnorm.Handle.from_pointer("cudnn", owner.pointer)
+        p = places("x", "y")
+        found = {"stream": lent.stream, "same": lent.pointer == owner.pointer}
+        x = pybnorm.TensorDescriptor.from_pointer("cudnn", foreign(2, (2, 3, 4, 5), (60, 1, 15, 3)))
+        found["read"] = [x.dtype.short, x.dims, x.strides, x.layout.name, x.nbytes]
+        flat = pybnorm.TensorDescriptor.from_pointer("cudnn", foreign(9, (2, 3, 4), (12, 4, 1)))
+        pybnorm.relu(lent, x, p["x"], x, p["y"])
+        pybnorm.relu(lent, flat, p["x"], flat, p["y"])
+        found["calls"] = taken()
+        live = number("live").value  # one for rank 3 as cuDNN computes with it; the calls' go with the handle
+        flat.close()
+        x.close()
+        del x, flat
+        found["dropped"] = live - number("live").value
+        lent.set_stream(0x6000)
+        found["stream of both"] = owner.stream
+        lent.close()
+        found["closed"] = [taken(), number("live").value]
+        owner.close()
+        found["owner closed"] = [taken(), number("live").value]
+        found["refused"] = [attempt(lambda: pybnorm.TensorDescriptor.from_pointer("cudnn", foreign(*case)))["error"]
+                            for case in [(3, (2, 3, 4, 5), (60, 20, 5, 1)), (0, (2, 3, 4, 5), (0, 20, 5, 1)),
+                                         (0, (2, 3, 4, 5), (60, -20, 5, 1)), (0, (2,), (1,))]]
+        report(found)
+        """
+    )
     assert found.pop("calls") == [
         f"cudnnActivationForward act=1,1,0 alpha=1 beta=0 x={tensor}@0x10000 y={tensor}@0x20000"
         for tensor in ("2:2,3,4,5/60,1,15,3", "9:2,3,4,1/12,4,1,1")
@@ -210,98 +176,91 @@ def test_handles_and_descriptors_of_others(answer):
 
 STATUSES = {  # what each means to a caller
     9: {
-        1001: "NotInitializedError", 1002: "VersionMismatchError", 1003: "VersionMismatchError",
-        1004: "NotSupportedError", 1005: "NotInitializedError", 1006: "ExecutionError", 1007: "ExecutionError",
-        1008: "NotInitializedError", 2000: "BadParameterError", 2002: "BadParameterError", 3000: "NotSupportedError",
-        3004: "NotSupportedError", 3005: "NotInitializedError", 3006: "NotInitializedError",
-        3008: "NotInitializedError", 3009: "NotInitializedError", 4000: "InternalError", 4001: "InternalError",
-        4003: "AllocationError", 4004: "AllocationError", 5000: "ExecutionError", 5003: "ExecutionError",
-        6000: "InternalError",
+        "NotInitializedError": (1001, 1005, 1008, 3005, 3006, 3008, 3009),
+        "VersionMismatchError": (1002, 1003),
+        "NotSupportedError": (1004, 3000, 3004),
+        "ExecutionError": (1006, 1007, 5000, 5003),
+        "BadParameterError": (2000, 2002),
+        "InternalError": (4000, 4001, 6000),
+        "AllocationError": (4003, 4004),
     },
     8: {
-        1: "NotInitializedError", 2: "AllocationError", 3: "BadParameterError", 4: "InternalError",
-        5: "BadParameterError", 6: "NotSupportedError", 7: "InternalError", 8: "ExecutionError",
-        9: "NotSupportedError", 10: "NotInitializedError", 11: "NotInitializedError", 12: "ExecutionError",
-        13: "ExecutionError", 14: "VersionMismatchError", 15: "InternalError", 2000: "InternalError",
+        "NotInitializedError": (1, 10, 11),
+        "AllocationError": (2,),
+        "BadParameterError": (3, 5),
+        "InternalError": (4, 7, 15, 2000),
+        "NotSupportedError": (6, 9),
+        "ExecutionError": (8, 12, 13),
+        "VersionMismatchError": (14,),
     },
-}  # fmt: skip
+}
 
 
-SCRIPTS["test_statuses_have_their_class_and_name"] = """
-    x = pybnorm.TensorDescriptor("cudnn", "f32", (2, 3, 4, 5))
-    found = {}
-    with pybnorm.Handle("cudnn") as handle:
-        for status in values["statuses"]:
-            fail(status, "cudnnSetTensor")
-            try:
-                pybnorm.fill(handle, 1.0, x, 4096)
-            except pybnorm.VendorError as error:
-                found[status] = [type(error).__name__, error.status, error.status_name, error.text]
-        fail(0)
-    fail(values["statuses"][0], "cudnnCreate")
-    report([found, attempt(lambda: pybnorm.Handle("cudnn"))["error"]])
-"""
-
-
-def test_statuses_have_their_class_and_name(answer, major):
-    found = answer
-    found, created = found
-    assert {int(status): answer[0] for status, answer in found.items()} == STATUSES[major]
-    assert all(answer[1] == int(status) for status, answer in found.items())
-    assert {answer[2] for answer in found.values()} == {"CUDNN_STATUS_DOUBLE"}
-    assert {answer[3] for answer in found.values()} == ({"said the double"} if major == 9 else {""})
+def test_statuses_have_their_class_and_name(play, major):
+    kinds = {status: kind for kind, statuses in STATUSES[major].items() for status in statuses}
+    found, created = play(
+        """
+        x = pybnorm.TensorDescriptor("cudnn", "f32", (2, 3, 4, 5))
+        found = {}
+        with pybnorm.Handle("cudnn") as handle:
+            for status in values["statuses"]:
+                fail(status, "cudnnSetTensor")
+                try:
+                    pybnorm.fill(handle, 1.0, x, 4096)
+                except pybnorm.VendorError as error:
+                    found[status] = [type(error).__name__, error.status, error.status_name, error.text]
+            fail(0)
+        fail(values["statuses"][0], "cudnnCreate")
+        report([found, attempt(lambda: pybnorm.Handle("cudnn"))["error"]])
+        """,
+        statuses=list(kinds),
+    )
+    text = "said the double" if major == 9 else ""
+    assert found == {str(s): [kind, s, "CUDNN_STATUS_DOUBLE", text] for s, kind in kinds.items()}
     assert created == "NotInitializedError"
 
 
-FUNCTIONS = [
-    "cudnnCreateActivationDescriptor", "cudnnSetActivationDescriptor", "cudnnActivationForward",
-    "cudnnActivationBackward",
-]  # fmt: skip
-
-
-SCRIPTS["test_what_fails_in_the_middle_leaves_nothing_behind"] = """
-    found = []
-    with pybnorm.Handle("cudnn") as handle:
-        x = pybnorm.TensorDescriptor("cudnn", "f32", (2, 3, 4, 5))
-        pybnorm.relu(handle, x, 4096, x, 8192)  # what the handle keeps for these calls is made now
-        pybnorm.relu_backward(handle, x, 4096, x, 8192, x, 12288)
-        start = number("live").value
-        internal = 4000 if pybnorm.loaded("cudnn").version[0] == 9 else 4
-        for function in values["functions"]:
-            fail(internal, function)
+def test_what_fails_in_the_middle_leaves_nothing_behind(play):
+    """relu's descriptor of the activation, and the second descriptor of a tensor."""
+    found = play(
+        """
+        found = []
+        with pybnorm.Handle("cudnn") as handle:
+            x = pybnorm.TensorDescriptor("cudnn", "f32", (2, 3, 4, 5))
             calls = (lambda: pybnorm.relu(handle, x, 4096, x, 8192),
                      lambda: pybnorm.relu_backward(handle, x, 4096, x, 8192, x, 12288))
-            answers = [attempt(call).get("error") for call in calls]
-            found.append([function, answers, number("live").value - start])
-        fail(0)
-    report(found)
-"""
-
-
-def test_what_fails_in_the_middle_leaves_nothing_behind(answer):
-    """relu's descriptor of the activation, and the second descriptor of a tensor."""
-    found = answer
+            for call in calls:
+                call()  # what the handle keeps for these calls is made now
+            start = number("live").value
+            internal = 4000 if pybnorm.loaded("cudnn").version[0] == 9 else 4
+            for part in ("CreateActivationDescriptor", "SetActivationDescriptor", "ActivationForward",
+                         "ActivationBackward"):
+                fail(internal, "cudnn" + part)
+                answers = [attempt(call).get("error") for call in calls]
+                found.append([answers, number("live").value - start])
+            fail(0)
+        report(found)
+        """
+    )
     internal = "InternalError"
-    assert [answers for _, answers, _ in found] == [[internal] * 2] * 2 + [[internal, None], [None, internal]]
-    assert {left for *_, left in found} == {0}
+    assert [answers for answers, _ in found] == [[internal] * 2] * 2 + [[internal, None], [None, internal]]
+    assert {left for _, left in found} == {0}
 
 
-SCRIPTS["test_plans_of_either_version"] = """
-    with pybnorm.Handle("cudnn") as handle:
-        x = pybnorm.TensorDescriptor("cudnn", "f32", (2, 8, 4, 5))
-        plan = handle.plan_backward(x, saved=False, beta_param=0.5, alpha_param=2.0)
-        p = places("x", "dy", "scale", "dx", "dscale", "dbias")
-        plan(**p, workspace=(1 << 20, 1 << 20))
-        named = {name: attempt(lambda: repr(handle.plan_forward_training(x, algorithm=name)))
-                 for name in ("spatial", "persistent", "graph")}
-        report([plan.algorithm, taken(), named])
-"""
-
-
-def test_plans_of_either_version(answer, major):
+def test_plans_of_either_version(play):
     """Over channels-first memory "auto" is the plain entry point; named algorithms say why not."""
-    found = answer
-    algorithm, lines, named = found
+    algorithm, lines, named = play(
+        """
+        with pybnorm.Handle("cudnn") as handle:
+            x = pybnorm.TensorDescriptor("cudnn", "f32", (2, 8, 4, 5))
+            plan = handle.plan_backward(x, saved=False, beta_param=0.5, alpha_param=2.0)
+            p = places("x", "dy", "scale", "dx", "dscale", "dbias")
+            plan(**p, workspace=(1 << 20, 1 << 20))
+            named = {name: attempt(lambda: repr(handle.plan_forward_training(x, algorithm=name)))
+                     for name in ("spatial", "persistent", "graph")}
+            report([plan.algorithm, taken(), named])
+        """
+    )
     assert algorithm in ("plain", "spatial")
     assert len(lines) == 1
     assert "beta=0 alpha_param=2 beta_param=0.5 " in lines[0]
