@@ -161,12 +161,10 @@ CHOICES = {
 }
 
 
-def test_what_is_chosen(child, computing):
+def test_what_is_chosen(compute):
     """On the double every algorithm can be built, so that correctness alone decides."""
-    told = child(
+    told = compute(
         """
-        import pybnorm
-        pybnorm.load("cudnn", values["file"])
         told = {}
         with pybnorm.Handle("cudnn", known_defects="ignore") as handle:
             for line in values["lines"]:
@@ -184,7 +182,6 @@ def test_what_is_chosen(child, computing):
                     told[line] = [[plan.algorithm, plan.reason, plan.deterministic] for plan in plans]
         report(told)
         """,
-        file=computing,
         lines=list(CHOICES),
     )
     assert {line: tuple(name for name, *_ in plans) for line, plans in told.items()} == CHOICES
@@ -196,12 +193,10 @@ def test_what_is_chosen(child, computing):
             assert by_words == (name in ("spatial", "persistent")), (name, reason)
 
 
-def test_what_no_algorithm_of_cudnn_does_says_who_does(child, computing):
-    told = child(
+def test_what_no_algorithm_of_cudnn_does_says_who_does(compute):
+    told = compute(
         """
-        import pybnorm
         from pybnorm import Operation
-        pybnorm.load("cudnn", values["file"])
         told = []
         with pybnorm.Handle("cudnn") as handle, pybnorm.TensorDescriptor("cudnn", "f32", (2, 8, 3, 5)) as x:
             told.append(attempt(lambda: handle.plan_backward(x, algorithm="graph", saved=False)))
@@ -213,8 +208,7 @@ def test_what_no_algorithm_of_cudnn_does_says_who_does(child, computing):
             asked = "spatial", "f32", "channels_first", 4
             bits = [pybnorm.capability("cudnn", o, *asked)[0] for o in ("train", "backward")]
         report([told, [int(b) & int(pybnorm.Capability.HALVES) for b in bits]])
-        """,
-        file=computing,
+        """
     )
     (graph, *parts), halves = told
     assert "reads the saved statistics" in graph["text"]

@@ -17,6 +17,7 @@ NUMBERS = {"f32": 0, "f16": 2, "bf16": 9}
 
 @pytest.mark.parametrize("z", [False, True], ids=["activation", "residual"])
 def test_what_reaches_cudnn(run, z):
+    """Every descriptor, pointer and number of the four calls."""
     cases = [(shape, dtype) for shape in TENSORS for dtype in NUMBERS]
     answers = run(
         """
@@ -28,46 +29,39 @@ def test_what_reaches_cudnn(run, z):
                 x = last(tuple(shape), dtype)
                 options = {"activation": "relu", "z": values["z"], "epsilon": 0.25, "algorithm": "ex"}
                 forward = handle.plan_forward_training(x, exponential_average_factor=0.5, **options)
-                queries = taken()
                 forward(**FORWARD, **z)
                 backward = handle.plan_backward(x, **options)
-                other = taken()
                 backward(**BACKWARD, **dz)
                 plans = [[p.algorithm, p.workspace_size, p.reserve_size] for p in (forward, backward)]
-                answers.append([queries, other[:1], other[1:], taken(), plans, forward.reason])
+                answers.append([taken(), plans, forward.reason])
         report(answers)
         """,
         cases=cases,
         z=z,
     )
-    for (shape, dtype), lines in zip(cases, answers, strict=True):
-        judge_lines(shape, dtype, z, *lines)
-
-
-def judge_lines(shape, dtype, z, queries, forward, other, backward, plans, reason):
-    """Every descriptor, pointer and number of the four calls."""
-    t, p = f"{NUMBERS[dtype]}:{TENSORS[shape]}", "0:1,8,1,1/8,1,1,1"
-    ops, r, act = (2, t, "act=1,1,0") if z else (1, "-", "act=1,1,0")
-    reserve = f"reserve mode=2 ops={ops} {act} x={t}"
-    rs, n = ("0x200000", 1024) if z else ("0", 0)
-    assert queries == [f"forward workspace mode=2 ops={ops} x={t} z={r} y={t} param={p} {act}", reserve]
-    assert other == [f"backward workspace mode=2 ops={ops} x={t} y={t} dy={t} dz={r} dx={t} param={p} {act}", reserve]
-    assert forward == [
-        f"forward mode=2 ops={ops} alpha=1,0 x={t}@0x10000 z={r}@{'0x50000' if z else '0'} y={t}@0x20000 param={p} "
-        "scale=0x1000000 bias=0x1001000 rm=0x1002000 rv=0x1003000 sm=0x1004000 si=0x1005000 ws=0x100000 "
-        f"rs={rs} factor=0.5 epsilon=0.25 sizes=8192,{n} {act}"
-    ]
-    assert backward == [
-        f"backward mode=2 ops={ops} alpha=1,0,1,0 x={t}@0x10000 y={t}@0x40000 dy={t}@0x20000 "
-        f"dz={r}@{'0x60000' if z else '0'} dx={t}@0x30000 param={p} scale=0x1000000 bias=0x1001000 dscale=0x1010000 "
-        f"dbias=0x1020000 sm=0x1004000 si=0x1005000 ws=0x100000 rs={rs} epsilon=0.25 sizes=8192,{n} {act}"
-    ]
-    assert plans == [["ex", 4096, n], ["ex", 4096, n]]
-    assert reason == "asked for"
+    for (shape, dtype), (lines, plans, reason) in zip(cases, answers, strict=True):
+        t, p = f"{NUMBERS[dtype]}:{TENSORS[shape]}", "0:1,8,1,1/8,1,1,1"
+        ops, r, act = (2, t, "act=1,1,0") if z else (1, "-", "act=1,1,0")
+        rs, n = ("0x200000", 1024) if z else ("0", 0)
+        reserve = f"reserve mode=2 ops={ops} {act} x={t}"
+        assert lines == [
+            f"forward workspace mode=2 ops={ops} x={t} z={r} y={t} param={p} {act}",
+            reserve,
+            f"forward mode=2 ops={ops} alpha=1,0 x={t}@0x10000 z={r}@{'0x50000' if z else '0'} y={t}@0x20000 param={p} "
+            "scale=0x1000000 bias=0x1001000 rm=0x1002000 rv=0x1003000 sm=0x1004000 si=0x1005000 ws=0x100000 "
+            f"rs={rs} factor=0.5 epsilon=0.25 sizes=8192,{n} {act}",
+            f"backward workspace mode=2 ops={ops} x={t} y={t} dy={t} dz={r} dx={t} param={p} {act}",
+            reserve,
+            f"backward mode=2 ops={ops} alpha=1,0,1,0 x={t}@0x10000 y={t}@0x40000 dy={t}@0x20000 "
+            f"dz={r}@{'0x60000' if z else '0'} dx={t}@0x30000 param={p} scale=0x1000000 bias=0x1001000 "
+            "dscale=0x1010000 dbias=0x1020000 sm=0x1004000 si=0x1005000 ws=0x100000 "
+            f"rs={rs} epsilon=0.25 sizes=8192,{n} {act}",
+        ]
+        assert (plans, reason) == ([["ex", 4096, n]] * 2, "asked for")
 
 
 def test_without_an_activation_nothing_of_it_reaches_cudnn(run):
-    lines = run(
+    lines, reserve = run(
         """
         with pybnorm.Handle("cudnn") as handle:
             plan = handle.plan_forward_training(last((2, 8, 3, 5)), algorithm="ex")
@@ -77,65 +71,49 @@ def test_without_an_activation_nothing_of_it_reaches_cudnn(run):
             report([taken(), plan.reserve_size])
         """
     )
-    assert lines[1] == 0
-    assert len(lines[0]) == 4
-    for line in lines[0]:
+    assert (reserve, len(lines)) == (0, 4)
+    for line in lines:
         assert " ops=0 " in line
         assert line.endswith("act=-")
         assert " z=-" in line or " dz=-" in line
 
 
+FIRST = "pybnorm.TensorDescriptor('cudnn', 'f16', (2, 8, 3, 5))"
 REFUSALS = [  # (arguments of both plans, what the text says)
-    ("x=last((2, 8, 3, 5), 'f64'), activation='relu'", "float64"),
-    ("x=pybnorm.TensorDescriptor('cudnn', 'f16', (2, 8, 3, 5)), activation='relu'", "channels-last"),
-    ("x=last((2, 8, 3, 5), gap=8), activation='relu'", "channels-last"),
-    ("x=last((2, 8, 3, 5)), activation='relu', z=pybnorm.TensorDescriptor('cudnn', 'f16', (2, 8, 3, 5))", "channels-l"),
-    ("x=last((2, 6, 3, 5)), activation='relu'", "multiples of 4"),
-    ("x=last((2, 7, 3, 5)), activation='relu', z=True", "multiples of 4"),
-    ("x=last((2, 8, 3, 5)), activation='relu', saved=False", "saved statistics"),
-    ("x=last((2, 8, 3, 5)), activation='relu', mode='per_activation'", "spatial modes"),
-    ("x=last((2, 8, 3, 5)), activation='relu', **alpha", "alpha must be 1 and beta 0"),
-    ("x=last((2, 8, 3, 5)), activation='relu', **beta", "alpha must be 1 and beta 0"),
-    *[
-        (f"x=last((2, 8, 3, 5)), activation='relu', algorithm='{a}'", "only the Ex entry points")
-        for a in ("plain", "spatial", "persistent")
-    ],
-    *[
-        (f"x={x}, activation='relu', algorithm='graph'", text)
-        for x, text in [
-            ("last((2, 8, 3, 5), 'f64')", "float64"),
-            ("pybnorm.TensorDescriptor('cudnn', 'f16', (2, 8, 3, 5))", "channels-last"),
-            ("last((2, 12, 3, 5)), z=True", "multiples of 8"),
-            ("last((2, 8, 3, 5)), **alpha", "alpha must be 1 and beta 0"),
-        ]
-    ],
+    ("last((2, 8, 3, 5), 'f64')", "float64"),
+    (FIRST, "channels-last"),
+    ("last((2, 8, 3, 5), gap=8)", "channels-last"),
+    (f"last((2, 8, 3, 5)), z={FIRST}", "channels-last"),
+    ("last((2, 6, 3, 5))", "multiples of 4"),
+    ("last((2, 7, 3, 5)), z=True", "multiples of 4"),
+    ("last((2, 8, 3, 5)), saved=False", "saved statistics"),
+    ("last((2, 8, 3, 5)), mode='per_activation'", "spatial modes"),
+    ("last((2, 8, 3, 5)), alpha=2.0", "alpha must be 1 and beta 0"),
+    ("last((2, 8, 3, 5)), beta=1.0", "alpha must be 1 and beta 0"),
+    *((f"last((2, 8, 3, 5)), algorithm='{a}'", "only the Ex entry points") for a in ("plain", "spatial", "persistent")),
+    ("last((2, 8, 3, 5), 'f64'), algorithm='graph'", "float64"),
+    (f"{FIRST}, algorithm='graph'", "channels-last"),
+    ("last((2, 12, 3, 5)), z=True, algorithm='graph'", "multiples of 8"),
+    ("last((2, 8, 3, 5)), alpha=2.0, algorithm='graph'", "alpha must be 1 and beta 0"),
 ]
 
 
 def test_what_cudnn_cannot_fuse_is_refused_before_it(run):
-    answer = run(
+    told, lines = run(
         """
-        told = []
         with pybnorm.Handle("cudnn") as handle:
-            for kind, suffix in (("plan_forward_training", ""), ("plan_backward", "")):
-                for text in values["refusals"]:
-                    names = {"pybnorm": pybnorm, "last": last, "alpha": {f"alpha{suffix}": 2.0},
-                             "beta": {f"beta{suffix}": 1.0}}
-                    told.append(attempt(lambda: getattr(handle, kind)(**eval(f"dict({text})", names))))
-            for name, value in (("alpha_param", 0.5), ("beta_param", 0.5)):
-                told.append(attempt(lambda: handle.plan_backward(
-                    last((2, 8, 3, 5)), activation="relu", **{name: value})))
+            told = [attempt(lambda: eval(f"handle.{kind}({arguments}, activation='relu')"))
+                    for kind in ("plan_forward_training", "plan_backward") for arguments in values["refusals"]]
+            told += [attempt(lambda: handle.plan_backward(last((2, 8, 3, 5)), activation="relu", **{name: 0.5}))
+                     for name in ("alpha_param", "beta_param")]
             report([told, taken()])
         """,
         refusals=[arguments for arguments, _ in REFUSALS],
     )
-    told, lines = answer
     assert lines == []
     wanted = [*[text for _, text in REFUSALS] * 2, "alpha must be 1", "alpha must be 1"]
-    assert len(told) == len(wanted)
     for result, text in zip(told, wanted, strict=True):
-        assert result.get("error") == "UnsupportedError", result
-        assert text in result["text"], result
+        assert (result.get("error"), text in result.get("text", "")) == ("UnsupportedError", True), (text, result)
 
 
 def test_calls_are_held_against_the_plan(run):
@@ -209,25 +187,27 @@ def test_misaligned_tensors_never_reach_the_fused_kernels(run):
         assert "16-byte aligned" in result["text"], (name, result)
 
 
-@pytest.mark.slow
 def test_a_library_without_a_fused_kernel_or_the_symbols(run, doubles):
-    script = """
-        with pybnorm.Handle("cudnn") as handle:
-            number("workspace", ctypes.c_size_t).value = values["size"]
-            x = last((2, 8, 3, 5))
-            report([attempt(lambda: handle.plan_forward_training(x, activation="relu")),
-                    attempt(lambda: handle.plan_backward(x, activation="relu"))])
-        """
-    for result in run(script, size=0):
-        assert (result["error"], "no fused kernel" in result["text"]) == ("UnsupportedError", True)
-    for symbol in (
+    symbols = (
         "cudnnGetBatchNormalizationTrainingExReserveSpaceSize",
         "cudnnCreateActivationDescriptor",
         "cudnnBatchNormalizationBackwardEx",
-    ):
-        file = str(doubles.build("cudnn", defines=("DOUBLE_RECORDS",), without=[symbol]))
-        for result in run(script, file=file, size=64):
-            assert (result["error"], "lacks" in result["text"]) == ("UnsupportedError", True), symbol
+    )
+    for size, without, text in ((0, (), "no fused kernel"), *((64, [symbol], "lacks") for symbol in symbols)):
+        results, left = run(
+            """
+            with pybnorm.Handle("cudnn") as handle:
+                number("workspace", ctypes.c_size_t).value = values["size"]
+                x, before = last((2, 8, 3, 5)), number("live").value
+                report([[attempt(lambda: handle.plan_forward_training(x, activation="relu")),
+                         attempt(lambda: handle.plan_backward(x, activation="relu"))], number("live").value - before])
+            """,
+            file=str(doubles.build("cudnn", defines=("DOUBLE_RECORDS",), without=without)),
+            size=size,
+        )
+        assert left == 0
+        for result in results:
+            assert (result["error"], text in result["text"]) == ("UnsupportedError", True), without
 
 
 @pytest.mark.parametrize("z", [False, True], ids=["activation", "residual"])
@@ -255,23 +235,20 @@ def test_the_graph_of_inference(run, grapher, z):
     def words(line):
         return dict(w.split("=") for w in line.split() if "=" in w)
 
-    bound = dict(w.split("@") for w in fused[-2].split()[1:])
-    (y,), (of_z,) = ([u for u, a in bound.items() if a == p] or [None] for p in ("0x20000", "0x50000"))
-    operations = fused[:-2]
+    bound = {address: uid for uid, address in (w.split("@") for w in fused[-2].split()[1:])}
     assert (fused[-1], plain[-1]) == ("execute", "execute")
-    assert [line.split()[1] for line in operations] == ["0", "17", "9", "1", "1", "0", *(["0"] if z else []), "100"]
-    assert [line.split()[1] for line in plain[:-2]] == ["0", "17", "9", "1", "1", "0"]
-    relu = words(operations[-1])
-    assert (relu["y"], relu["nan"], relu["type"]) == (f"{y}:2", "1", "10")
-    result = words(operations[5])["y"]
-    assert result.startswith("virtual")
-    assert result.endswith(":0")  # float32
+    modes = ["0", "17", "9", "1", "1", "0"]
+    assert [line.split()[1] for line in plain[:-2]] == modes
+    assert [line.split()[1] for line in fused[:-2]] == [*modes, *(["0"] if z else []), "100"]
+    relu, result = words(fused[-3]), words(fused[5])["y"]
+    assert (relu["y"], relu["nan"], relu["type"]) == (f"{bound['0x20000']}:2", "1", "10")
+    assert (result.startswith("virtual"), result.endswith(":0")) == (True, True)  # float32
     if z:
-        total = words(operations[6])
-        assert (total["x"], total["b"], total["y"]) == (result, f"{of_z}:2", relu["x"])
+        total = words(fused[6])
+        assert (total["x"], total["b"], total["y"]) == (result, f"{bound['0x50000']}:2", relu["x"])
         assert total["y"].startswith("virtual")
     else:
-        assert (relu["x"], of_z) == (result, None)
+        assert (relu["x"], "0x50000" in bound) == (result, False)
     assert algorithms[0] == "pointwise"
     assert algorithms[1].startswith("pointwise")
 
@@ -285,55 +262,32 @@ def test_what_inference_cannot_fuse_is_refused(run, grapher):
         plan, with_z = make(x, activation="relu"), make(x, activation="relu", z=x)
         taken()
         relu = {"activation": "relu"}
-        told = [attempt(f) for f in (
-            lambda: make(first, **relu),
-            lambda: make(x, z=first, **relu),
-            lambda: make(last((2, 8, 3, 5), "f64"), **relu),
-            lambda: make(x, mode="per_activation", **relu),
-            lambda: make(x, alpha=2.0, **relu),
-            lambda: make(x, algorithm="spatial", **relu),
-            lambda: make(x, algorithm="ex", **relu),
-            lambda: make(x, z=True),
-            lambda: make(x, activation="clamp"),
-            lambda: make(x, z=last((2, 8, 3, 6)), **relu),
-            lambda: plan(**call, z=0x50000),
-            lambda: with_z(**call),
-            lambda: with_z(**call, z=call["y"]),
-            lambda: with_z(**call, z=0x50004),
+        told = [[text, attempt(f)] for text, f in (
+            ("channels-last", lambda: make(first, **relu)),
+            ("channels-last", lambda: make(x, z=first, **relu)),
+            ("float64", lambda: make(last((2, 8, 3, 5), "f64"), **relu)),
+            ("spatial modes", lambda: make(x, mode="per_activation", **relu)),
+            ("do not blend", lambda: make(x, alpha=2.0, **relu)),
+            ("only the pointwise graph", lambda: make(x, algorithm="spatial", **relu)),
+            ("no Ex entry point for inference", lambda: make(x, algorithm="ex", **relu)),
+            ("less aligned", lambda: with_z(**call, z=0x50004)),
+            ("z: got ", lambda: make(x, z=True)),
+            ("activation: got ", lambda: make(x, activation="clamp")),
+            ("z: got ", lambda: make(x, z=last((2, 8, 3, 6)), **relu)),
+            ("z: got ", lambda: plan(**call, z=0x50000)),
+            ("z: got ", lambda: with_z(**call)),
+            ("y: got ", lambda: with_z(**call, z=call["y"])),
         )]
         report([told, taken()])
         """,
         file=grapher,
     )
     assert lines == []
-    wanted = ["channels-last"] * 2 + ["float64", "spatial modes", "do not blend", "only the pointwise graph"]
-    wanted += ["no Ex entry point for inference"]
-    for result, text in zip(told, wanted, strict=False):
-        assert (result.get("error"), text in result.get("text", "")) == ("UnsupportedError", True), result
-    for result, name in zip(told[7:13], ("z", "activation", "z", "z", "z", "y"), strict=True):
-        assert "ArgumentError" in result.get("classes", ()), result
-        assert result["text"].startswith(f"{name}: got "), result
-    assert "less aligned" in told[13]["text"]
-    assert len(told) == 14
-
-
-def test_a_plan_leaves_nothing_behind(run):
-    before, made, after, failed = run(
-        """
-        live = number("live")
-        with pybnorm.Handle("cudnn") as handle:
-            x = last((2, 8, 3, 5))
-            before = live.value
-            plans = [handle.plan_forward_training(x, activation="relu", z=True), handle.plan_backward(x, activation=1)]
-            made = live.value
-            del plans
-            after = live.value
-            number("workspace", ctypes.c_size_t).value = 0
-            attempt(lambda: handle.plan_forward_training(x, activation="relu"))
-            report([before, made, after, live.value])
-        """
-    )
-    assert made > before == after == failed
+    for text, result in told:
+        kind = "ArgumentError" if text.endswith(": got ") else "UnsupportedError"
+        kind = "BadParameterError" if text == "less aligned" else kind
+        assert kind in result.get("classes", ()), (text, result)
+        assert result["text"].startswith(text) if kind == "ArgumentError" else text in result["text"], result
 
 
 # ---------------------------------------------------------------- errors that kernels record
@@ -437,21 +391,8 @@ def test_a_lost_context_is_named(run, doubles):
 
 
 def test_without_a_driver_nothing_is_said_of_the_context(run):
-    result = run(
-        """
-        with pybnorm.Handle("cudnn") as handle:
-            plan = handle.plan_forward_training(last((2, 8, 3, 5)), activation="relu")
-            number("status").value = 5000
-            result = attempt(lambda: plan(**FORWARD))
-            number("status").value = 0
-        report(result)
-        """
-    )
-    assert result["error"] == "ExecutionError"
-
-
-def test_a_forgotten_handle_of_a_lost_context_is_dropped_in_silence(run):
-    live, told = run(
+    """A forgotten handle is dropped in silence."""
+    result, live, told = run(
         """
         import gc, warnings
         told = []
@@ -459,11 +400,12 @@ def test_a_forgotten_handle_of_a_lost_context_is_dropped_in_silence(run):
         handle = pybnorm.Handle("cudnn")
         plan = handle.plan_forward_training(last((2, 8, 3, 5)), activation="relu", z=True)
         number("status").value = 5000
+        result = attempt(lambda: plan(**FORWARD, z=0x50000, reserve=RESERVE))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             del plan, handle
             gc.collect()
-        report([number("live").value, told])
+        report([result, number("live").value, told])
         """
     )
-    assert (live, told) == (0, [])
+    assert (result["error"], live, told) == ("ExecutionError", 0, [])
