@@ -217,19 +217,22 @@ def test_what_no_algorithm_of_cudnn_does_says_who_does(compute):
 
 
 @pytest.mark.slow
-def test_the_judge_passes_every_line_of_the_suite(compute):
-    """Of those in float32 and bfloat16 that are small: a device runs all."""
+def test_the_judge_passes_lines_of_the_suite(compute):
+    """A third of those in float32 and bfloat16 that are small: a device runs all."""
     lines = (files("pybnorm.check.language") / "suites" / "algorithms.txt").read_text().splitlines()
+    names = {"auto", "spatial", "persistent", "ex", "graph", "pointwise"}
     problems = {
         problem
         for line in lines
         if "algorithm=" in line and "relu" not in line
         for problem in expand(line.strip())
-        if problem.algorithm.split(":")[0] in ("auto", "spatial", "persistent", "ex", "graph", "pointwise")
+        if problem.algorithm.split(":")[0] in names
         and problem.dtype in (DataType.FLOAT32, DataType.BFLOAT16)
         and math.prod(problem.dims) <= 10_000
     }
-    assert len(problems) > 100
+    chosen = sorted(problems, key=str)[::3]
+    assert len(chosen) > 100
+    assert {problem.algorithm.split(":")[0] for problem in chosen} == names
     told, live = compute(
         """
     from pybnorm.check.run import runner
@@ -254,7 +257,7 @@ def test_the_judge_passes_every_line_of_the_suite(compute):
     gc.collect()
     report([told, number("live").value])
     """,
-        lines=sorted(map(str, problems)),
+        lines=list(map(str, chosen)),
     )
     assert live == 0
     assert not [line for line in told if line[1] not in ("PASS", "UNSUPPORTED")]
