@@ -1,6 +1,5 @@
 """The adapter of MIOpen on the double that computes: what it hands the vendor, and what it does with the answers."""
 
-import functools
 import textwrap
 
 import pytest
@@ -17,74 +16,70 @@ PRELUDE = """
     """
 
 
-@pytest.fixture(scope="module")
-def library(doubles):
-    """The double of a version."""
-    return functools.cache(lambda version: str(doubles.build("miopen", version=version, defines=("DOUBLE_COMPUTES",))))
-
-
 @pytest.fixture
-def play(child, library):
-    """Runs a script behind `PRELUDE`."""
-    return lambda script, version=3004000: child(
-        textwrap.dedent(PRELUDE) + textwrap.dedent(script), file=library(version)
-    )
+def play(child, doubles):
+    """Runs a script behind `PRELUDE` on the double of a version."""
+
+    def run(script, version=3004000, **values):
+        file = doubles.build("miopen", version=version, defines=("DOUBLE_COMPUTES",))
+        return child(textwrap.dedent(PRELUDE) + textwrap.dedent(script), file=file, **values)
+
+    return run
+
+
+STATUSES = {  # the class and words of the text
+    1: ("NotInitializedError", "not initialized"),
+    2: ("BadParameterError", "invalid"),
+    3: ("BadParameterError", "parameter"),
+    4: ("AllocationError", "allocation"),
+    5: ("InternalError", "building a kernel"),
+    6: ("NotSupportedError", "no solver"),
+    7: ("InternalError", "without a number"),
+    8: ("NotSupportedError", "not supported"),
+    9: ("ExecutionError", "no result"),
+    10: ("VersionMismatchError", "another MIOpen version"),
+    98: ("InternalError", ""),  # bytes that are no UTF-8
+    99: ("InternalError", ""),  # no text
+}
 
 
 def test_every_status_has_a_class_and_a_text_even_if_the_vendor_has_none(play):
-    """99: no text; 98: bytes that are no UTF-8."""
-    answers = play(
+    answers, create, no_device = play(
         """
-        answers = {}
+        answers = []
         handle = pybnorm.Handle("miopen")
-        for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 98, 99):
-            status.value = number
+        for status.value in (*range(1, 11), 98, 99):
             try:
                 handle.stream
             except pybnorm.VendorError as error:
-                answers[number] = [type(error).__name__, error.status, error.status_name, error.text]
+                answers.append([type(error).__name__, error.status, error.status_name, error.text])
         status.value = 7
-        answers["create"] = attempt(lambda: pybnorm.Handle("miopen"))["error"]
+        create = attempt(lambda: pybnorm.Handle("miopen"))["error"]
         ctypes.c_int.in_dll(library, "double_no_device").value = 1
-        answers["no device"] = attempt(lambda: pybnorm.Handle("miopen"))["error"]
+        no_device = attempt(lambda: pybnorm.Handle("miopen"))["error"]
         status.value = 0
-        report(answers)
+        report([answers, create, no_device])
         """
     )
-    kinds = {
-        "1": ("NotInitializedError", "not initialized"),
-        "2": ("BadParameterError", "invalid"),
-        "3": ("BadParameterError", "parameter"),
-        "4": ("AllocationError", "allocation"),
-        "5": ("InternalError", "building a kernel"),
-        "6": ("NotSupportedError", "no solver"),
-        "7": ("InternalError", "without a number"),
-        "8": ("NotSupportedError", "not supported"),
-        "9": ("ExecutionError", "no result"),
-        "10": ("VersionMismatchError", "another MIOpen version"),
-        "98": ("InternalError", ""),
-        "99": ("InternalError", ""),
-    }
-    assert answers.pop("create") == "InternalError"
-    assert answers.pop("no device") == "NotInitializedError"
-    assert sorted(answers) == sorted(kinds)
-    for number, (kind, status, name, text) in answers.items():
-        assert (kind, status) == (kinds[number][0], int(number))
-        assert kinds[number][1] in text
-        other = {"98": "\ufffd\ufffd", "99": "unknown miopenStatus_t"}
-        assert name == other.get(number, "miopenStatusDouble")
+    assert (create, no_device) == ("InternalError", "NotInitializedError")
+    for (number, (kind, said)), (found, status, name, text) in zip(STATUSES.items(), answers, strict=True):
+        assert (found, status) == (kind, number)
+        assert said in text
+        assert name == {98: "\ufffd\ufffd", 99: "unknown miopenStatus_t"}.get(number, "miopenStatusDouble")
 
 
 def test_descriptors_are_handed_back_and_read_as_they_are(play):
     answers = play(
         """
         before = live.value
-        answers = {"views": {}}
+        answers = {"views": []}
         for dims in ((2, 3), (2, 3, 4), (2, 3, 4, 5), (2, 3, 4, 5, 6), (2, 3, 1, 2, 1, 2, 1, 2)):
             with pybnorm.TensorDescriptor("miopen", "f32", dims) as x:
                 for mode in ("spatial", "per_activation"):
                     with pybnorm.derive_bn_tensor_descriptor(x, mode) as derived:
-                        answers["views"][f"{mode} {len(dims)}"] = [derived.dims, derived.strides, str(derived.dtype)]
+                        wanted = (1, 3, *(dims[2:] if mode == "per_activation" else [1] * (len(dims) - 2)))
+                        steps = [step // 4 for step in np.empty(wanted, "f").strides]
+                        answers["views"].append([derived.dims, derived.strides] == [wanted, tuple(steps)])
         x = pybnorm.TensorDescriptor("miopen", "bf16", (3, 2, 5), (10, 1, 2))
         answers["made"] = [*x.query()[1:], x.query()[0].short]
         borrowed = pybnorm.TensorDescriptor.from_pointer("miopen", x.pointer)
@@ -92,12 +87,11 @@ def test_descriptors_are_handed_back_and_read_as_they_are(play):
         inside = live.value
         del borrowed
         answers["of the borrowed"] = inside - live.value  # its view for calls, not the other's
-        rank = ctypes.cast(x.pointer, ctypes.POINTER(ctypes.c_int))[1:2]
-        ctypes.cast(x.pointer, ctypes.POINTER(ctypes.c_int))[1] = 9
-        answers["rank 9"] = attempt(lambda: pybnorm.TensorDescriptor.from_pointer("miopen", x.pointer))
-        ctypes.cast(x.pointer, ctypes.POINTER(ctypes.c_int))[1] = rank[0]
-        ctypes.cast(x.pointer, ctypes.POINTER(ctypes.c_int))[0] = 2
-        answers["int32"] = attempt(lambda: pybnorm.TensorDescriptor.from_pointer("miopen", x.pointer))
+        fields = ctypes.cast(x.pointer, ctypes.POINTER(ctypes.c_int))  # dtype and rank
+        for name, place, value in (("rank 9", 1, 9), ("int32", 0, 2)):
+            kept, fields[place] = fields[place], value
+            answers[name] = attempt(lambda: pybnorm.TensorDescriptor.from_pointer("miopen", x.pointer))
+            fields[place] = kept
         x.close()
         handle = pybnorm.Handle("miopen")
         for name, last in (("most", 2**15 - 1), ("more", 2**15)):  # elements: 2**31 - 2**16, 2**31
@@ -112,22 +106,14 @@ def test_descriptors_are_handed_back_and_read_as_they_are(play):
         report(answers)
         """
     )
-    for dims in ((2, 3), (2, 3, 4), (2, 3, 4, 5), (2, 3, 4, 5, 6), (2, 3, 1, 2, 1, 2, 1, 2)):
-        for mode in ("spatial", "per_activation"):
-            wanted = [1, 3, *(dims[2:] if mode == "per_activation" else [1] * (len(dims) - 2))]
-            steps = [0] * len(dims)
-            step = 1
-            for axis in reversed(range(len(dims))):
-                steps[axis], step = step, step * wanted[axis]
-            assert answers["views"][f"{mode} {len(dims)}"][:2] == [wanted, steps]
+    assert answers["views"] == [True] * 10
     assert answers["made"] == answers["borrowed"] == [[3, 2, 5], [10, 1, 2], "bf16"]
-    assert answers["of the borrowed"] == 1
+    assert (answers["of the borrowed"], answers["left"]) == (1, 0)
     assert "rank is above 8" in answers["rank 9"]["text"]
     assert "miopenDataType_t" in answers["int32"]["text"]
     assert answers["most"] == {"value": 0}
     assert "32 bits" in answers["more"]["text"]
     assert answers["wrong"]["error"] == "InternalError"
-    assert answers["left"] == 0
 
 
 def test_factors_are_refused_by_name_where_float32_or_float16_change_them(play):
@@ -224,20 +210,17 @@ def test_auto_copies_nothing_that_the_vendor_does_not_take(play):
     assert answers[2]["value"] == "plain"
 
 
-@pytest.mark.slow
-def test_a_handle_that_takes_kernels_by_their_times_has_the_defects_of_those(doubles, child):
+@pytest.mark.parametrize(("version", "found"), [(3005001, ["miopen-tuned-backward"]), (3004000, [])])
+def test_a_handle_that_takes_kernels_by_their_times_has_the_defects_of_those(play, tmp_path, version, found):
     """A policy that is set, a record of another program, the variable; not on versions that cannot tune."""
-    script = """
-        import ctypes
-        import os
+    answers = play(
+        """
         import pathlib
-        import pybnorm
-        from pybnorm.defects import Call, _of_library, _takes_by_time
+        from pybnorm.defects import Call, _takes_by_time
 
         folder = pathlib.Path(values["folder"])
         os.environ["MIOPEN_USER_DB_PATH"] = str(folder)
-        library = ctypes.CDLL(values["file"])
-        version = pybnorm.load("miopen", values["file"]).version
+        version = pybnorm.loaded("miopen").version
         policy = ctypes.c_int.in_dll(library, "double_policy")
         call = Call(pybnorm.Operation.BACKWARD, pybnorm.Mode.SPATIAL, pybnorm.DataType.FLOAT32, (4, 4, 7, 7))
 
@@ -267,16 +250,13 @@ def test_a_handle_that_takes_kernels_by_their_times_has_the_defects_of_those(dou
         os.environ["MIOPEN_USER_DB_PATH"] = "~nobody of this name/x"
         answers["no home"] = met()
         report(answers)
-        """
-    rules, measured = list[str](), ["miopen-tuned-backward"]
-    for version, found in ((3005001, measured), (3004000, rules)):
-        folder = doubles.folder / f"records-{version}"
-        folder.mkdir()
-        file = doubles.build("miopen", version=version, defines=("DOUBLE_COMPUTES",))
-        assert child(textwrap.dedent(script), file=str(file), folder=str(folder)) == {
-            **{name: rules for name in ("rules", "policy taken back", "policy 5", "NONE", "5", "empty", "no home")},
-            **{name: found for name in ("opened before", "policy 2", "policy 3", "policy 4", "SEARCH", "4", "record")},
-        }
+        """,
+        version,
+        folder=tmp_path,
+    )
+    by_rules = ("rules", "policy taken back", "policy 5", "NONE", "5", "empty", "no home")
+    by_times = ("opened before", "policy 2", "policy 3", "policy 4", "SEARCH", "4", "record")
+    assert answers == {name: found if name in by_times else [] for name in by_rules + by_times}
 
 
 def test_a_failed_call_names_the_card_and_what_is_known_of_it(play):
