@@ -1,56 +1,26 @@
 """Plans whose bits repeat: what is taken, refused and said. No GPU is needed: cuDNN and MIOpen are doubles."""
 
-import textwrap
 
-import pytest
-
-PLANS = """
-    import itertools, pybnorm
-    pybnorm.load("cudnn", values["file"])
-
-    CALLS = {
-        "forward": lambda handle, x, **how: handle.plan_forward_training(x, **how),
-        "inference": lambda handle, x, **how: handle.plan_forward_inference(x, **how),
-        "backward": lambda handle, x, **how: handle.plan_backward(x, **how),
-        "unsaved": lambda handle, x, **how: handle.plan_backward(x, saved=False, **how),
-    }
-    LAYOUTS = "nchw", "nhwc", "gap"
-
-    def like(layout, gap=0):
-        n, c, h, w = shape = (4, 8, 3, 5)
-        strides = {"nchw": (c * h * w, h * w, w, 1), "nhwc": (c * h * w, 1, c * w, c)}[layout]
-        strides = (h * w * (c + gap), 1, w * (c + gap), c + gap) if gap else strides
-        return pybnorm.TensorDescriptor("cudnn", "f32", shape, strides)
-    """
-
-
-@pytest.fixture
-def play(child, grapher):
-    """Runs a script behind `PLANS`, on cuDNN's double with graphs."""
-
-    def behind(script):
-        return child(textwrap.dedent(PLANS) + textwrap.dedent(script), file=grapher)
-
-    return behind
-
-
-def test_all_of_cudnn_repeats(play):
-    told = play(
+def test_all_of_cudnn_repeats(run, grapher):
+    told = run(
         """
+        import itertools
         told = []
+        shape, channels_first = (4, 8, 3, 5), pybnorm.TensorDescriptor("cudnn", "f32", (4, 8, 3, 5))
         with pybnorm.Handle("cudnn") as handle:
-            for (name, call), layout, algorithm in itertools.product(
-                CALLS.items(), LAYOUTS, (None, *pybnorm.algorithms("cudnn"))
-            ):
-                x = like("nhwc", 3) if layout == "gap" else like(layout)
+            makes = [(handle.plan_forward_training, {}), (handle.plan_forward_inference, {}),
+                     (handle.plan_backward, {}), (handle.plan_backward, {"saved": False})]
+            layouts = channels_first, last(shape, "f32"), last(shape, "f32", 3)
+            for (make, how), x, name in itertools.product(makes, layouts, (None, *pybnorm.algorithms("cudnn"))):
                 try:
-                    free = call(handle, x, algorithm=algorithm)
+                    free = make(x, algorithm=name, **how)
                 except pybnorm.UnsupportedError:
                     continue
-                plan = call(handle, x, algorithm=algorithm, deterministic=True)
+                plan = make(x, algorithm=name, deterministic=True, **how)
                 told.append([free.algorithm, free.deterministic, plan.algorithm, plan.deterministic])
         report(told)
-        """
+        """,
+        file=grapher,
     )
     assert len(told) > 50
     for free, repeated, taken, repeats in told:
@@ -60,7 +30,7 @@ def test_all_of_cudnn_repeats(play):
 def test_a_vendor_whose_bits_are_not_known_to_repeat_is_refused(doubles, child):
     told = child(
         """
-        import numpy as np, pybnorm
+        import pybnorm
         pybnorm.load("miopen", values["file"])
         told = []
         with pybnorm.Handle("miopen") as handle:

@@ -1,7 +1,6 @@
 """The adapter of oneDNN on a double that keeps the rules of the vendor's objects: whose they are, and none is left."""
 
 import textwrap
-from pathlib import Path
 
 import pytest
 
@@ -31,15 +30,11 @@ PRELUDE = """
     """
 
 
-@pytest.fixture(scope="module")
-def library(doubles):
-    return Path(doubles.build("onednn", defines=("DOUBLE_RECORDS",)))
-
-
 @pytest.fixture
-def play(child, library):
+def play(child, doubles):
     """Runs a script behind `PRELUDE`."""
-    return lambda script: child(textwrap.dedent(PRELUDE) + textwrap.dedent(script), file=str(library))
+    file = doubles.build("onednn", defines=("DOUBLE_RECORDS",))
+    return lambda script: child(textwrap.dedent(PRELUDE) + textwrap.dedent(script), file=file)
 
 
 def test_a_stream_of_another_engine_gets_primitives_of_its_own(play):
@@ -100,65 +95,56 @@ def test_the_primitive_that_was_used_longest_ago_makes_room(play):
     assert alive == 0
 
 
+CALLS = """
+    memory_desc_create_with_strides primitive_attr_create primitive_attr_set_scratchpad_mode
+    batch_normalization_forward_primitive_desc_create primitive_create memory_create memory_set_data_handle
+    primitive_execute stream_wait
+"""
+STATUSES = {
+    1: ("AllocationError", "dnnl_out_of_memory"),
+    2: ("BadParameterError", "dnnl_invalid_arguments"),
+    3: ("NotSupportedError", "dnnl_unimplemented"),
+    5: ("ExecutionError", "dnnl_runtime_error"),
+    98: ("InternalError", "\ufffd\ufffd"),
+    99: ("InternalError", "unknown dnnl_status_t"),
+}
+
+
 def test_a_call_of_the_vendor_that_fails_leaves_nothing_behind(play):
     """Each of them in turn, and the handle works on."""
     answers = play(
         """
         answers = {}
         for name, call in (("create", lambda handle: None), ("train", train), ("back", back), ("infer", infer)):
-            failed = 0
-            while True:
+            answers[name] = []
+            told = True
+            while told:
+                failed = len(answers[name])
                 fails_in.value, status.value = (failed + 1, (1, 2, 3, 5, 98, 99)[failed % 6])
+                told = handle = None
                 try:
                     handle = pybnorm.Handle("onednn")
+                    call(handle)
                 except pybnorm.VendorError as error:
                     told = error
-                else:
-                    told = None
-                    try:
-                        call(handle)
-                    except pybnorm.VendorError as error:
-                        told = error
+                if handle is not None:
                     fails_in.value = 0
                     call(handle)
                     handle.close()
-                if told is None:
-                    break
-                failed += 1
-                answers.setdefault(name, []).append(
-                    [type(told).__name__, told.status, told.status_name, told.text, live.value]
-                )
+                if told:
+                    answers[name].append([told.status, type(told).__name__, told.status_name, live.value, told.text])
         report(answers)
         """
     )
-    names = ["dnnl_out_of_memory", "dnnl_invalid_arguments", "dnnl_unimplemented", "dnnl_runtime_error"]
-    names += ["\ufffd\ufffd", "unknown dnnl_status_t"]
-    kinds = ["AllocationError", "BadParameterError", "NotSupportedError", "ExecutionError"]
-    kinds += ["InternalError", "InternalError"]
     # The first line is the library's; to what it does not have a second one names native.
-    calls = {name: {text.partition("\n")[0] for *_, text, _ in answer} for name, answer in answers.items()}
+    calls = {name: {text.partition("\n")[0] for *_, text in answer} for name, answer in answers.items()}
     assert calls["create"] == {"from dnnl_engine_create", "from dnnl_stream_create"}
     for name in ("train", "back", "infer"):
-        assert calls[name] >= {
-            f"from dnnl_{call}"
-            for call in (
-                "memory_desc_create_with_strides",
-                "primitive_attr_create",
-                "primitive_attr_set_scratchpad_mode",
-                "batch_normalization_forward_primitive_desc_create",
-                "primitive_create",
-                "memory_create",
-                "memory_set_data_handle",
-                "primitive_execute",
-                "stream_wait",
-            )
-        }, name
+        assert calls[name] >= {f"from dnnl_{call}" for call in CALLS.split()}, name
     assert "from dnnl_batch_normalization_backward_primitive_desc_create" in calls["back"]
     for answer in answers.values():
-        for i, (kind, status, status_name, _, alive) in enumerate(answer):
-            assert (kind, status) == (kinds[i % 6], (1, 2, 3, 5, 98, 99)[i % 6])
-            assert status_name == names[i % 6]
-            assert alive == 0
+        for status, *found, _ in answer:
+            assert found == [*STATUSES[status], 0]
 
 
 def test_what_is_no_plain_memory_of_the_cpu_is_not_borrowed(play):
@@ -178,13 +164,7 @@ def test_what_is_no_plain_memory_of_the_cpu_is_not_borrowed(play):
         """
     )
     assert answers.pop("") == {"value": "(2, 3, 4, 5)"}
-    words = {
-        "format": "no strides",
-        "blocks": "inner blocks",
-        "offset": "offset",
-        "padding": "padded",
-        "kind": "CPU engine",
-    }
-    for name, said in words.items():
+    words = {"format": "no strides", "blocks": "inner blocks", "offset": "offset", "padding": "padded"}
+    for name, said in {**words, "kind": "CPU engine"}.items():
         assert answers[name].get("error") == "UnsupportedError", name
         assert said in answers[name]["text"]
