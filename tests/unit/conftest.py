@@ -84,17 +84,17 @@ def clean(**changes):
 
 @pytest.fixture
 def child(tmp_path, forks):
-    """Runs a script in a process of its own: what one test loads cannot hide another's failure.
+    """Runs a script, of several parts, in a process of its own: what one test loads cannot hide another's failure.
 
-    The script calls ``report(value)`` once; the value comes back through JSON. With variables of the environment, {}
+    It calls ``report(value)`` once; the value comes back through JSON. With variables of the environment, {}
     too, the interpreter is a fresh one.
     """
     answer, file = tmp_path / "answer.json", tmp_path / "script.py"
 
-    def run(script, env=None, **values):
+    def run(*scripts, env=None, **values):
         answer.unlink(missing_ok=True)
         prelude = PRELUDE.format(answer=str(answer), values=json.dumps(values, default=str))
-        file.write_text(prelude + textwrap.dedent(script))
+        file.write_text(prelude + "".join(map(textwrap.dedent, scripts)))
         if env is None and "PBN_SANITIZE" not in os.environ:
             forks.stdin.write(f"{tmp_path}\n".encode())
             forks.stdin.flush()
@@ -190,30 +190,25 @@ def recorder(doubles):
 @pytest.fixture
 def run(child, recorder):
     """Runs a script behind `RECORDER`, on that double."""
-
-    def behind(script, file=recorder, **values):
-        return child(textwrap.dedent(RECORDER) + textwrap.dedent(script), file=file, **values)
-
-    return behind
-
-
-def beside_the_parts(doubles, file):
-    """The parts that cuDNN's graph API is looked for in, put beside a double."""
-    for part in ("heuristic", "engines_precompiled", "engines_runtime_compiled"):
-        shutil.copy(doubles.plain(f"libcudnn_{part}.so.9"), file.parent)
-    return str(file)
+    return functools.partial(child, RECORDER, file=recorder)
 
 
 @pytest.fixture(scope="session")
 def beside(doubles):
-    """Puts those parts beside a double."""
-    return functools.partial(beside_the_parts, doubles)
+    """Puts the parts that cuDNN's graph API is looked for in beside a double."""
+
+    def put(file):
+        for part in ("heuristic", "engines_precompiled", "engines_runtime_compiled"):
+            shutil.copy(doubles.plain(f"libcudnn_{part}.so.9"), file.parent)
+        return str(file)
+
+    return put
 
 
 @pytest.fixture(scope="session")
-def grapher(doubles):
+def grapher(doubles, beside):
     """The double with the parts that cuDNN's graph API is looked for in."""
-    return beside_the_parts(doubles, doubles.build("cudnn", defines=("DOUBLE_RECORDS",)))
+    return beside(doubles.build("cudnn", defines=("DOUBLE_RECORDS",)))
 
 
 # ---------------------------------------------------------------- cuDNN's double that computes
@@ -254,26 +249,12 @@ COMPUTER = """
 
 
 @pytest.fixture(scope="session")
-def computing_without(doubles):
-    """Builds the double that computes, without some symbols."""
-
-    def build(*symbols):
-        return beside_the_parts(doubles, doubles.build("cudnn", defines=("DOUBLE_COMPUTES",), without=symbols))
-
-    return build
-
-
-@pytest.fixture(scope="session")
-def computing(computing_without):
+def computing(doubles, beside):
     """The double that computes."""
-    return computing_without()
+    return beside(doubles.build("cudnn", defines=("DOUBLE_COMPUTES",)))
 
 
 @pytest.fixture
 def compute(child, computing):
     """Runs a script behind `COMPUTER`, on that double."""
-
-    def behind(script, file=computing, **values):
-        return child(textwrap.dedent(COMPUTER) + textwrap.dedent(script), file=file, **values)
-
-    return behind
+    return functools.partial(child, COMPUTER, file=computing)

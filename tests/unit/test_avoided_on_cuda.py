@@ -3,10 +3,8 @@
 On doubles of the driver, whose kernels note their stream, of NVRTC and of cuDNN.
 """
 
-import textwrap
-from pathlib import Path
-
 import pytest
+from doubles.build import HERE
 
 NVRTC = """
     #define ANSWER(name, ...) int name(__VA_ARGS__) { return 0; }
@@ -31,6 +29,7 @@ SCRIPT = """
     from pybnorm import operations
     from pybnorm._arrays import CUDA, Buffer
 
+    os.environ.update(values["variables"])
     driver = ctypes.CDLL(values["driver"])
     driver.driver_go(1)
     pybnorm.load("cudnn", values["file"])
@@ -56,23 +55,21 @@ SCRIPT = """
 """
 
 
-@pytest.fixture(scope="module")
-def play(doubles, computing):
-    source = (Path(__file__).parents[1] / "doubles" / "cuda.c").read_text()
-    driver = doubles.plain("libcuda.so.1", "#define DOUBLE_LAUNCHES\n" + source)
-    nvrtc = doubles.plain("libnvrtc.so.12", NVRTC)
+@pytest.fixture
+def play(child, doubles, computing):
+    driver = doubles.plain("libcuda.so.1", "#define DOUBLE_LAUNCHES\n" + (HERE / "cuda.c").read_text())
 
-    def behind(child, script, nvrtc=nvrtc):
-        environment = {"PYBNORM_LIB_NATIVE_CUDA": nvrtc, "XDG_CACHE_HOME": str(doubles.folder)}
-        return child(textwrap.dedent(SCRIPT) + textwrap.dedent(script), environment, driver=str(driver), file=computing)
+    def behind(script, nvrtc=None):
+        nvrtc = nvrtc or doubles.plain("libnvrtc.so.12", NVRTC)
+        variables = {"PYBNORM_LIB_NATIVE_CUDA": nvrtc, "XDG_CACHE_HOME": doubles.folder}
+        return child(SCRIPT, script, driver=driver, file=computing, variables=variables)
 
     return behind
 
 
-def test_native_computes_on_the_handles_stream(child, play):
+def test_native_computes_on_the_handles_stream(play):
     """By a plan, by the entry point and by operations; also after the stream has changed, and over the input."""
     own, plans, sizes, runs, calls, none = play(
-        child,
         """
         with pybnorm.Handle("native_cuda") as native:
             own = planned(native).workspace_size
@@ -107,9 +104,8 @@ def test_native_computes_on_the_handles_stream(child, play):
     assert none != "native"
 
 
-def test_where_native_is_not_there_the_error_says_why(child, play, tmp_path):
+def test_where_native_is_not_there_the_error_says_why(play, tmp_path):
     errors = play(
-        child,
         """
         handle = pybnorm.Handle("cudnn", known_defects="avoid")
         calls = {
@@ -129,9 +125,8 @@ def test_where_native_is_not_there_the_error_says_why(child, play, tmp_path):
         assert "no library" in error["text"], name
 
 
-def test_native_is_not_opened_on_another_device_than_the_handles(child, play):
+def test_native_is_not_opened_on_another_device_than_the_handles(play):
     answer, device = play(
-        child,
         """
         owner = pybnorm.Handle("cudnn", stream=0x2000, known_defects="ignore")
         driver.driver_go(0)

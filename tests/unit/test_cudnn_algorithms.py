@@ -112,8 +112,8 @@ CASES = [  # call, algorithm, layout, whether statistics are saved
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_results_are_right_inside_their_memory(compute, dtype):
     told, whole, live = compute(
-        SCRIPT
-        + """
+        SCRIPT,
+        """
     told = {}
     with pybnorm.Handle("cudnn") as handle:
         for kind, name, layout, saved in values["cases"]:
@@ -293,9 +293,9 @@ FAILING = """
 @pytest.mark.parametrize("algorithm", ["ex", "graph", "pointwise", "auto"])
 def test_a_vendor_call_that_fails_leaves_nothing_behind(compute, algorithm):
     plans, whole, live = compute(
-        SCRIPT
-        + FAILING
-        + """
+        SCRIPT,
+        FAILING,
+        """
     with pybnorm.Handle("cudnn") as handle:
         case = Case((8, 3, 16, 16))
         kinds = {"pointwise": "plan_forward_inference", "auto": "plan_forward_training"}
@@ -317,9 +317,9 @@ def test_a_vendor_call_that_fails_leaves_nothing_behind(compute, algorithm):
 @pytest.mark.parametrize(("kind", "algorithm"), [(BACKWARD, "ex"), (TRAINING, "graph"), (INFERENCE, "pointwise")])
 def test_a_run_that_fails_can_be_run_again(compute, kind, algorithm):
     runs, errors, whole, live = compute(
-        SCRIPT
-        + FAILING
-        + """
+        SCRIPT,
+        FAILING,
+        """
     with pybnorm.Handle("cudnn") as handle:
         case = Case((8, 3, 16, 16))
         plan = case.plan(handle, values["kind"], values["algorithm"])

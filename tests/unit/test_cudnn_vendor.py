@@ -3,7 +3,7 @@
 Both as cuDNN 9 and as cuDNN 8, of which only the statuses and tensors of rank 2 differ.
 """
 
-import textwrap
+import functools
 
 import pytest
 
@@ -39,7 +39,7 @@ def play(run, doubles, major):
     names = {"version": VERSIONS[major], "soname": f"libcudnn.so.{major}"}
     without = ["cudnnGetLastErrorString"] if major == 8 else []
     file = doubles.build("cudnn", defines=("DOUBLE_RECORDS",), without=without, **names)
-    return lambda script, **values: run(textwrap.dedent(PRELUDE) + textwrap.dedent(script), file=str(file), **values)
+    return functools.partial(run, PRELUDE, file=file)
 
 
 def test_what_reaches_the_plain_calls(play):

@@ -52,7 +52,7 @@ def load(child):
             held = values["first"] and ctypes.CDLL(values["first"], mode=ctypes.RTLD_GLOBAL)
             report([attempt(lambda: pybnorm.load(values["backend"], values["file"])), mapped(*values["names"])])
             """,
-            env,
+            env=env,
             backend=backend,
             file=file,
             first=first,
@@ -74,7 +74,7 @@ def test_importing_loads_no_vendor_library(child):
         import pybnorm.devices
         report(mapped(*values["names"]))
         """,
-        {},
+        env={},
         names=VENDOR_FILES,
     )
     assert answer == []
@@ -445,6 +445,6 @@ def test_the_search_leaves_the_environment_alone(child):
             attempt(lambda: pybnorm.load(backend))
         report([dict(os.environ) == before, sys.prefix])
         """,
-        {},
+        env={},
     )
     assert answer == [True, sys.prefix]

@@ -1,7 +1,5 @@
 """The adapter of MIOpen on the double that computes: what it hands the vendor, and what it does with the answers."""
 
-import textwrap
-
 import pytest
 
 PRELUDE = """
@@ -22,7 +20,7 @@ def play(child, doubles):
 
     def run(script, version=3004000, **values):
         file = doubles.build("miopen", version=version, defines=("DOUBLE_COMPUTES",))
-        return child(textwrap.dedent(PRELUDE) + textwrap.dedent(script), file=file, **values)
+        return child(PRELUDE, script, file=file, **values)
 
     return run
 

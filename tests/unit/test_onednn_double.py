@@ -1,6 +1,6 @@
 """The adapter of oneDNN on a double that keeps the rules of the vendor's objects: whose they are, and none is left."""
 
-import textwrap
+import functools
 
 import pytest
 
@@ -34,7 +34,7 @@ PRELUDE = """
 def play(child, doubles):
     """Runs a script behind `PRELUDE`."""
     file = doubles.build("onednn", defines=("DOUBLE_RECORDS",))
-    return lambda script: child(textwrap.dedent(PRELUDE) + textwrap.dedent(script), file=file)
+    return functools.partial(child, PRELUDE, file=file)
 
 
 def test_a_stream_of_another_engine_gets_primitives_of_its_own(play):

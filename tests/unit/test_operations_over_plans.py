@@ -50,8 +50,8 @@ SCRIPT = """
 
 def test_backward_goes_by_the_entry_point_however_data_are_aligned(compute):
     calls, errors, slow, whole, live = compute(
-        SCRIPT
-        + """
+        SCRIPT,
+        """
     errors, slow, calls = {}, [], []
     with pybnorm.Handle("cudnn") as handle:
         for shift in (0, 1):
@@ -81,8 +81,8 @@ def test_backward_goes_by_the_entry_point_however_data_are_aligned(compute):
 def test_sixteen_bit_data_off_their_pairs_are_refused_as_the_vendor_s_call_is(compute):
     """cuDNN's channels-first kernels would lose the context there: nothing is copied in secret."""
     told, error, whole = compute(
-        SCRIPT
-        + """
+        SCRIPT,
+        """
     import warnings
     with pybnorm.Handle("cudnn") as handle, warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
@@ -105,8 +105,8 @@ def test_sixteen_bit_data_off_their_pairs_are_refused_as_the_vendor_s_call_is(co
 def test_synchronized_batch_norm_over_plans(compute, layout):
     """Of two ranks, the other of which has the same data."""
     calls, errors, whole, live = compute(
-        SCRIPT
-        + """
+        SCRIPT,
+        """
     from pybnorm.sync import SyncBatchNorm
     own = {}
 

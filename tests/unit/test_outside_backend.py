@@ -88,7 +88,7 @@ def test_it_is_a_backend_like_ours(child, installed):
             told["stream"] = attempt(lambda: handle.set_stream(64))
         report(told)
         """,
-        path(installed),
+        env=path(installed),
     )
     (file,) = (installed / "pybnorm_loop").glob("library*.so")
     assert told["before"] == sorted(OURS)
@@ -142,7 +142,7 @@ def test_its_library_is_searched_for_as_ours_are(child, outside, tmp_path):
 
     def load(**variables):
         script = "import pybnorm; report(attempt(lambda: pybnorm.load('loop')))"
-        return child(script, path(folder) | variables)
+        return child(script, env=path(folder) | variables)
 
     missing = load()
     assert missing["error"] == "LibraryNotFoundError"
@@ -177,7 +177,7 @@ def test_those_that_are_broken_are_said_and_left_out(child, outside, doubles):
             names = [names, pybnorm.backends()]
         report([names, [str(w.message) for w in caught], again, attempt(lambda: pybnorm.Handle("no such"))])
         """,
-        path(folder),
+        env=path(folder),
         names=["absent", "empty", "number", "older", "other", "raising"],
     )
     assert names == [OURS] * 2
@@ -211,6 +211,6 @@ def test_no_other_test_sees_the_backends_of_this_machine(child, outside, tmp_pat
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         report([pybnorm.backends(), done.stdout.split()])
         """,
-        path(outside(loop="'/nowhere.so'"), Path(__file__).parents[1]),
+        env=path(outside(loop="'/nowhere.so'"), Path(__file__).parents[1]),
     )
     assert told == [OURS] * 2

@@ -3,8 +3,6 @@
 On doubles that note which device is current at each call. What two real devices say: tests/devices/test_two_devices.py.
 """
 
-import textwrap
-
 import pytest
 
 HOST = ("Descriptor", "GetErrorString", "GetLastErrorString", "GetVersion", "GetTensorSize", "GetTensorNumBytes")
@@ -96,9 +94,7 @@ def places(child, doubles, request):
             driver = request.getfixturevalue("driver")
             double = doubles.build("cudnn", defines=("DOUBLE_RECORDS",), place="cuCtxGetDevice")
             file = request.getfixturevalue("beside")(double)
-        return child(
-            textwrap.dedent(PLACES) + textwrap.dedent(script), backend=backend, driver=driver, file=str(file), **values
-        )
+        return child(PLACES, script, backend=backend, driver=driver, file=file, **values)
 
     return run
 

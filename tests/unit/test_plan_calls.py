@@ -4,7 +4,7 @@ That code is an array's own protocol, or a signal handler: it can call the same 
 held while arrays say what they are.
 """
 
-import textwrap
+import functools
 
 import pytest
 
@@ -63,7 +63,7 @@ TRAINING = "cudnnBatchNormalizationForwardTraining"  # the plain entry point
 @pytest.fixture
 def play(run, grapher):
     """Runs a script behind `ARRAYS`."""
-    return lambda script, **values: run(textwrap.dedent(ARRAYS) + textwrap.dedent(script), file=grapher, **values)
+    return functools.partial(run, ARRAYS, file=grapher)
 
 
 # ---------------------------------------------------------------- a plan called during its own call
@@ -240,8 +240,8 @@ KEPT = """
 
 def test_a_forked_child_leaves_the_parents_plans_alone(play):
     (text, shown, *rest), parent = play(
-        KEPT
-        + """
+        KEPT,
+        """
         destroyed = number("destroyed")
         before = destroyed.value
         reading, writing = os.pipe()
@@ -268,7 +268,7 @@ def test_a_forked_child_leaves_the_parents_plans_alone(play):
         made = destroyed.value - before
         handle.close()
         report([child, [made, destroyed.value - before - made]])
-        """
+        """,
     )
     assert "made before fork()" in text
     assert "spawn or forkserver" in text  # for which a device works
@@ -280,8 +280,8 @@ def test_a_forked_child_leaves_the_parents_plans_alone(play):
 @pytest.mark.parametrize("early", [False, True])
 def test_nothing_of_a_plan_is_destroyed_at_exit(play, child, early):
     play(
-        KEPT
-        + """
+        KEPT,
+        """
         import atexit
         sys.kept = plans[1], handle  # outlives this module's own teardown
         number("aloud").value = 1
