@@ -66,10 +66,19 @@ static void note_scalar(const char *name, const void *desc, const void *value) {
     note(" %s=%g", name, wide ? *(const double *)value : (double)*(const float *)value);
 }
 
-static void note_vectors(const char *const *names, const void *const *values, int count) {
-    for (int i = 0; i < count; i++)
-        note(" %s=%#zx", names[i], (size_t)(uintptr_t)values[i]);
+/* Addresses, by the words of a list. */
+static void note_vectors(const char *names, ...) {
+    va_list addresses;
+    va_start(addresses, names);
+    for (int length = 0; sscanf(names, "%*s%n", &length) == 0 && length > 0; names += length, length = 0)
+        note("%.*s=%#zx", length, names, (size_t)va_arg(addresses, const void *));
+    va_end(addresses);
 }
+
+/* Writes a line: the call's name and what it was given. */
+#define LINE(...) (note("%s", __func__), __VA_ARGS__, note("\n"))
+#define X_Y note_data("x", x_desc, x), note_data("y", y_desc, y)
+#define FACTORS note_scalar("alpha", x_desc, alpha), note_scalar("beta", x_desc, beta)
 
 int cudnnCreate(void **handle) {
     double_live++;
@@ -118,16 +127,11 @@ int cudnnGetTensorSizeInBytes(const void *desc, size_t *size) {
 
 int cudnnTransformTensor(void *handle, const void *alpha, const void *x_desc, const void *x, const void *beta,
                          const void *y_desc, void *y) {
-    note("%s", __func__);
-    note_scalar("alpha", x_desc, alpha), note_scalar("beta", x_desc, beta);
-    note_data("x", x_desc, x), note_data("y", y_desc, y);
-    note("\n");
+    LINE(FACTORS, X_Y);
     return named(__func__);
 }
 int cudnnSetTensor(void *handle, const void *y_desc, void *y, const void *value) {
-    note("%s", __func__);
-    note_scalar("value", y_desc, value), note_data("y", y_desc, y);
-    note("\n");
+    LINE(note_scalar("value", y_desc, value), note_data("y", y_desc, y));
     return named(__func__);
 }
 
@@ -152,106 +156,75 @@ int cudnnSetActivationDescriptor(void *desc, int mode, int nan, double coefficie
 }
 int cudnnActivationForward(void *handle, void *desc, const void *alpha, const void *x_desc, const void *x,
                            const void *beta, const void *y_desc, void *y) {
-    note("%s", __func__);
-    note_activation(desc);
-    note_scalar("alpha", x_desc, alpha), note_scalar("beta", x_desc, beta);
-    note_data("x", x_desc, x), note_data("y", y_desc, y);
-    note("\n");
+    LINE(note_activation(desc), FACTORS, X_Y);
     return named(__func__);
 }
 int cudnnActivationBackward(void *handle, void *desc, const void *alpha, const void *y_desc, const void *y,
                             const void *dy_desc, const void *dy, const void *x_desc, const void *x, const void *beta,
                             const void *dx_desc, void *dx) {
-    note("%s", __func__);
-    note_activation(desc);
-    note_scalar("alpha", x_desc, alpha), note_scalar("beta", x_desc, beta);
-    note_data("y", y_desc, y), note_data("dy", dy_desc, dy), note_data("x", x_desc, x), note_data("dx", dx_desc, dx);
-    note("\n");
+    LINE(note_activation(desc), FACTORS, note_data("y", y_desc, y), note_data("dy", dy_desc, dy),
+         note_data("x", x_desc, x), note_data("dx", dx_desc, dx));
     return named(__func__);
 }
 
 int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(EX_TRAINING_SIZE) {
     note("forward workspace mode=%d ops=%d", mode, ops);
     DESCRIBED("x", x_desc), DESCRIBED("z", z_desc), DESCRIBED("y", y_desc), DESCRIBED("param", param_desc);
-    note_activation(activation);
-    note("\n");
+    note_activation(activation), note("\n");
     *bytes = double_workspace;
     return 0;
 }
 int cudnnGetBatchNormalizationBackwardExWorkspaceSize(EX_BACKWARD_SIZE) {
     note("backward workspace mode=%d ops=%d", mode, ops);
     DESCRIBED("x", x_desc), DESCRIBED("y", y_desc), DESCRIBED("dy", dy_desc), DESCRIBED("dz", dz_desc);
-    DESCRIBED("dx", dx_desc), DESCRIBED("param", param_desc);
-    note_activation(activation);
-    note("\n");
+    DESCRIBED("dx", dx_desc), DESCRIBED("param", param_desc), note_activation(activation), note("\n");
     *bytes = double_workspace;
     return 0;
 }
 int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void *handle, int mode, int ops, const void *activation,
                                                          const void *x_desc, size_t *bytes) {
     note("reserve mode=%d ops=%d", mode, ops);
-    note_activation(activation);
-    DESCRIBED("x", x_desc);
-    note("\n");
+    note_activation(activation), DESCRIBED("x", x_desc), note("\n");
     *bytes = ops == PBN_CUDNN_BATCHNORM_OPS_BN_ADD_ACTIVATION ? double_reserve : 0;
     return 0;
 }
 
 int cudnnBatchNormalizationForwardTrainingEx(EX_TRAINING) {
-    const char *const names[] = {"scale", "bias", "rm", "rv", "sm", "si", "ws", "rs"};
-    const void *const values[] = {scale, bias, running_mean, running_variance, saved_mean, saved_inv_variance,
-                                  workspace, reserve};
     note("forward mode=%d ops=%d alpha=%g,%g", mode, ops, *(const float *)alpha, *(const float *)beta);
     note_data("x", x_desc, x), note_data("z", z_desc, z), note_data("y", y_desc, y), DESCRIBED("param", param_desc);
-    note_vectors(names, values, 8);
+    note_vectors(" scale bias rm rv sm si ws rs", scale, bias, running_mean, running_variance, saved_mean,
+                 saved_inv_variance, workspace, reserve);
     note(" factor=%g epsilon=%g sizes=%zu,%zu", factor, epsilon, workspace_size, reserve_size);
-    note_activation(activation);
-    note("\n");
+    note_activation(activation), note("\n");
     return answer(__func__);
 }
 int cudnnBatchNormalizationBackwardEx(EX_BACKWARD) {
-    const char *const names[] = {"scale", "bias", "dscale", "dbias", "sm", "si", "ws", "rs"};
-    const void *const values[] = {scale, bias, dscale, dbias, saved_mean, saved_inv_variance, workspace, reserve};
     note("backward mode=%d ops=%d alpha=%g,%g,%g,%g", mode, ops, *(const float *)alpha, *(const float *)beta,
          *(const float *)alpha_param, *(const float *)beta_param);
-    note_data("x", x_desc, x), note_data("y", y_desc, y), note_data("dy", dy_desc, dy), note_data("dz", dz_desc, dz);
+    X_Y, note_data("dy", dy_desc, dy), note_data("dz", dz_desc, dz);
     note_data("dx", dx_desc, dx), DESCRIBED("param", param_desc);
-    note_vectors(names, values, 8);
-    note(" epsilon=%g sizes=%zu,%zu", epsilon, workspace_size, reserve_size);
-    note_activation(activation);
-    note("\n");
+    note_vectors(" scale bias dscale dbias sm si ws rs", scale, bias, dscale, dbias, saved_mean, saved_inv_variance,
+                 workspace, reserve);
+    note(" epsilon=%g sizes=%zu,%zu", epsilon, workspace_size, reserve_size), note_activation(activation), note("\n");
     return answer(__func__);
 }
 int cudnnBatchNormalizationForwardTraining(TRAINING) {
-    const char *const names[] = {"bias", "rm", "rv", "sm", "si"};
-    const void *const values[] = {bias, running_mean, running_variance, saved_mean, saved_inv_variance};
-    note("%s mode=%d", __func__, mode);
-    note_scalar("alpha", x_desc, alpha), note_scalar("beta", x_desc, beta);
-    note_data("x", x_desc, x), note_data("y", y_desc, y), note_data("scale", param_desc, scale);
-    note_vectors(names, values, 5);
-    note(" factor=%g epsilon=%g\n", factor, epsilon);
+    LINE(note(" mode=%d", mode), FACTORS, X_Y, note_data("scale", param_desc, scale),
+         note_vectors(" bias rm rv sm si", bias, running_mean, running_variance, saved_mean, saved_inv_variance),
+         note(" factor=%g epsilon=%g", factor, epsilon));
     return answer(__func__);
 }
 int cudnnBatchNormalizationForwardInference(INFERENCE) {
-    const char *const names[] = {"bias", "rm", "rv"};
-    const void *const values[] = {bias, mean, variance};
-    note("%s mode=%d", __func__, mode);
-    note_scalar("alpha", x_desc, alpha), note_scalar("beta", x_desc, beta);
-    note_data("x", x_desc, x), note_data("y", y_desc, y), note_data("scale", param_desc, scale);
-    note_vectors(names, values, 3);
-    note(" epsilon=%g\n", epsilon);
+    LINE(note(" mode=%d", mode), FACTORS, X_Y, note_data("scale", param_desc, scale),
+         note_vectors(" bias rm rv", bias, mean, variance), note(" epsilon=%g", epsilon));
     return answer(__func__);
 }
 int cudnnBatchNormalizationBackward(BACKWARD) {
-    const char *const names[] = {"dscale", "dbias", "sm", "si"};
-    const void *const values[] = {dscale, dbias, saved_mean, saved_inv_variance};
-    note("%s mode=%d", __func__, mode);
-    note_scalar("alpha", x_desc, alpha), note_scalar("beta", x_desc, beta);
-    note_scalar("alpha_param", x_desc, alpha_param), note_scalar("beta_param", x_desc, beta_param);
-    note_data("x", x_desc, x), note_data("dy", dy_desc, dy), note_data("dx", dx_desc, dx);
-    note_data("scale", param_desc, scale);
-    note_vectors(names, values, 4);
-    note(" epsilon=%g\n", epsilon);
+    LINE(note(" mode=%d", mode), FACTORS, note_scalar("alpha_param", x_desc, alpha_param),
+         note_scalar("beta_param", x_desc, beta_param), note_data("x", x_desc, x), note_data("dy", dy_desc, dy),
+         note_data("dx", dx_desc, dx), note_data("scale", param_desc, scale),
+         note_vectors(" dscale dbias sm si", dscale, dbias, saved_mean, saved_inv_variance),
+         note(" epsilon=%g", epsilon));
     return answer(__func__);
 }
 
