@@ -17,6 +17,7 @@ import pytest
 import pybnorm
 
 FOLDER = Path(pybnorm.__file__).parent
+ROOT = Path(__file__).parents[2]
 INTERNAL = {"cli", "pytest_plugin", "backends", "include"}  # reached by a command, an option or get_include()
 
 MODULE = """
@@ -29,31 +30,33 @@ def facts():
 """
 
 
-def test_submodules_are_imported_when_they_are_used():
-    code = (
-        "import sys, pybnorm\n"
-        "names = [n for n in sys.modules if n.startswith('pybnorm.')]\n"
-        "pybnorm.functional.batch_norm_training\n"
-        "pybnorm.reference, pybnorm.check.language.problem\n"
-        "print(*names)\n"
+def test_submodules_are_imported_when_they_are_used(child):
+    loaded = child(
+        """
+        import warnings
+        warnings.simplefilter("error")
+        import pybnorm
+        names = [n for n in sys.modules if n.startswith('pybnorm.')]
+        pybnorm.functional.batch_norm_training
+        pybnorm.reference, pybnorm.check.language.problem
+        report(names)
+        """,
+        env={},
     )
-    command, tests = [sys.executable, "-W", "error", "-c", code], Path(__file__).parents[1]
-    loaded = subprocess.run(command, cwd=tests, stdout=subprocess.PIPE, text=True, timeout=300, check=True).stdout
     names = "_arguments _arrays _core _find _text _words defects defects.cudnn defects.kinds defects.miopen"
     names += " defects.onednn diagnostics enums errors"
-    assert set(loaded.split()) == {f"pybnorm.{name}" for name in names.split()}
+    assert set(loaded) == {f"pybnorm.{name}" for name in names.split()}
 
 
 @pytest.mark.slow
 def test_a_source_tree_that_is_not_built_says_so_in_one_sentence(tmp_path):
-    root = Path(__file__).parents[2]
     left_out = shutil.ignore_patterns("__pycache__", "*.so", "*.c", "*.h")
     tree = tmp_path / "tree"
-    shutil.copytree(root / "pybnorm", tree / "pybnorm", ignore=left_out)
+    shutil.copytree(ROOT / "pybnorm", tree / "pybnorm", ignore=left_out)
     for file in ("_pybnorm_command.py", "_pybnorm_pytestplugin.py", "pyproject.toml"):
-        shutil.copy2(root / file, tree)
+        shutil.copy2(ROOT / file, tree)
     (tree / "tests").mkdir()
-    shutil.copy2(root / "tests" / "conftest.py", tree / "tests")
+    shutil.copy2(ROOT / "tests" / "conftest.py", tree / "tests")
     wanted = f"pybnorm is imported from its source tree {tree}, where its extension is not built for Python "
 
     def last(*arguments):
@@ -106,19 +109,10 @@ def test_a_cython_module_compiles_against_the_headers(tmp_path):
     (tmp_path / "mine.pyx").write_text(MODULE)
     library = tmp_path / ("mine" + sysconfig.get_config_var("EXT_SUFFIX"))
     compiler = sysconfig.get_config_var("CC").split()
+    folders = [f"-I{folder}" for folder in (include, sysconfig.get_path("include"))]
     for command in (
         [sys.executable, "-m", "cython", "-3", "mine.pyx"],
-        [
-            *compiler,
-            "-shared",
-            "-fPIC",
-            "-O0",
-            f"-I{include}",
-            f"-I{sysconfig.get_path('include')}",
-            "mine.c",
-            "-o",
-            library,
-        ],
+        [*compiler, "-shared", "-fPIC", "-O0", *folders, "mine.c", "-o", library],
     ):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -143,9 +137,8 @@ def test_classes_of_the_core_have_the_signature_of_their_stubs(name):
 
 def test_the_conda_recipe_needs_what_the_package_needs():
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has none")
-    root = Path(__file__).parents[2]
-    project = tomllib.loads((root / "pyproject.toml").read_text())
-    recipe = (root / "recipe/recipe.yaml").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    recipe = (ROOT / "recipe/recipe.yaml").read_text()
 
     def listed(section):
         block = re.search(rf"^  {section}:\n((?:    - .*\n)+)", recipe, re.MULTILINE)[1]
@@ -160,12 +153,11 @@ def test_the_conda_recipe_needs_what_the_package_needs():
 def test_an_image_installs_and_runs_what_there_is(name):
     from pybnorm.cli import main
 
-    root = Path(__file__).parents[2]
-    lines = (root / f"docker/{name}.Dockerfile").read_text().splitlines()
+    lines = (ROOT / f"docker/{name}.Dockerfile").read_text().splitlines()
     said = [line.partition(" ")[::2] for line in lines if line[0] != "#"]
     assert {word for word, _ in said} <= {"FROM", "RUN", "COPY", "ENV", "WORKDIR", "ENTRYPOINT", "CMD"}
     given = dict(said)
-    section = (root / "pyproject.toml").read_text().partition("[project.optional-dependencies]\n")[2]
+    section = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]\n")[2]
     extras = re.search(r"pip install \S+ '/source\[(.*)\]'", given["RUN"])[1].split(",")
     assert [e for e in extras if f"\n{e} = [" not in f"\n{section}"] == []
     assert given["COPY"] == ". /source"
@@ -176,10 +168,9 @@ def test_an_image_installs_and_runs_what_there_is(name):
 
 
 def test_every_extra_for_users_is_documented():
-    root = Path(__file__).parents[2]
-    settings = (root / "pyproject.toml").read_text()
+    settings = (ROOT / "pyproject.toml").read_text()
     section = settings.partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
     extras = set(re.findall(r"^([\w-]+) = \[", section, re.MULTILINE)) - {"test-full", "lint"}
-    text = " ".join(f.read_text() for f in (root / "README.md", *(root / "docs").glob("*.md")))
+    text = " ".join(f.read_text() for f in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
     assert {"onednn", "rocm"} <= extras
     assert {e for e in extras if not re.search(rf"\.\[[\w,]*\b{e}\b|[Ee]xtras? (`\w+`, )*`{e}`", text)} == set()
