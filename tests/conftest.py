@@ -166,10 +166,6 @@ def absent(variable, backend, reason):
     pytest.skip(f"{backend}: {reason}")
 
 
-def _why(error):
-    return str(error).partition(" To have one")[0]
-
-
 @functools.cache
 def missing(backend, device):
     """What is not here of a backend, its library or, asked for that too, a device: the reason; None if all is."""
@@ -178,7 +174,7 @@ def missing(backend, device):
         if device:
             pybnorm.Handle(backend).close()
     except pybnorm.LibraryError as error:
-        return _why(error)
+        return str(error).partition(" To have one")[0]
     except pybnorm.NotInitializedError as error:
         return f"the library is here but not a device: {error.text or error}"
     return None
@@ -221,10 +217,9 @@ def _names(mark):
 
 def library(backend):
     """The backend's loaded library."""
-    try:
-        return pybnorm.load(backend)
-    except pybnorm.LibraryError as error:
-        absent("PYBNORM_REQUIRE", backend, _why(error))
+    if why := missing(backend, False):
+        absent("PYBNORM_REQUIRE", backend, why)
+    return pybnorm.load(backend)
 
 
 @pytest.fixture(scope="session")
@@ -248,10 +243,9 @@ def backend(request):
 
 def opened_handle(backend, policy=None):
     """A handle of the backend, whose library is here."""
-    try:
-        return pybnorm.Handle(backend, known_defects=policy)
-    except pybnorm.NotInitializedError as error:
-        absent("PYBNORM_REQUIRE_DEVICE", backend, f"the library is here but not a device: {error.text or error}")
+    if why := missing(backend, True):
+        absent("PYBNORM_REQUIRE_DEVICE", backend, why)
+    return pybnorm.Handle(backend, known_defects=policy)
 
 
 @pytest.fixture(scope="session")
