@@ -15,67 +15,55 @@ TENSORS = {  # what cuDNN is told of each shape: rank 4 with the strides of chan
 NUMBERS = {"f32": 0, "f16": 2, "bf16": 9}
 
 
-@pytest.mark.parametrize("z", [False, True], ids=["activation", "residual"])
-def test_what_reaches_cudnn(run, z):
-    """Every descriptor, pointer and number of the four calls."""
-    cases = [(shape, dtype) for shape in TENSORS for dtype in NUMBERS]
+@pytest.mark.parametrize("fused", ["nothing", "activation", "residual"])
+def test_what_reaches_cudnn(run, fused):
+    """Every descriptor, pointer and number of the calls."""
+    shapes = TENSORS if fused != "nothing" else [(2, 8, 3, 5)]  # of others the strides are the caller's
+    cases = [(shape, dtype) for shape in shapes for dtype in NUMBERS]
     answers = run(
         """
-        z = {"z": 0x50000, "reserve": RESERVE} if values["z"] else {}
-        dz = {"dz": 0x60000, "reserve": RESERVE} if values["z"] else {}
+        z, relu = values["fused"] == "residual", values["fused"] != "nothing"
+        extra = {"z": 0x50000, "reserve": RESERVE}, {"dz": 0x60000, "reserve": RESERVE}
+        extra = extra if z else ({}, {})
+        backward_arguments = {n: BACKWARD[n] for n in BACKWARD if relu or n not in ("y", "bias")}
         answers = []
         with pybnorm.Handle("cudnn") as handle:
             for shape, dtype in values["cases"]:
                 x = last(tuple(shape), dtype)
-                options = {"activation": "relu", "z": values["z"], "epsilon": 0.25, "algorithm": "ex"}
+                options = {"activation": "relu" if relu else "none", "z": z, "epsilon": 0.25, "algorithm": "ex"}
                 forward = handle.plan_forward_training(x, exponential_average_factor=0.5, **options)
-                forward(**FORWARD, **z)
+                forward(**FORWARD, **extra[0])
                 backward = handle.plan_backward(x, **options)
-                backward(**BACKWARD, **dz)
+                backward(**backward_arguments, **extra[1])
                 plans = [[p.algorithm, p.workspace_size, p.reserve_size] for p in (forward, backward)]
                 answers.append([taken(), plans, forward.reason])
         report(answers)
         """,
         cases=cases,
-        z=z,
+        fused=fused,
     )
+    z, relu = fused == "residual", fused != "nothing"
+    ops, act = ("nothing", "activation", "residual").index(fused), "act=1,1,0" if relu else "act=-"
+    rs, n = ("0x200000", 1024) if z else ("0", 0)
+    y_at, bias = ("0x40000", "0x1001000") if relu else ("0", "0")
     for (shape, dtype), (lines, plans, reason) in zip(cases, answers, strict=True):
         t, p = f"{NUMBERS[dtype]}:{TENSORS[shape]}", "0:1,8,1,1/8,1,1,1"
-        ops, r, act = (2, t, "act=1,1,0") if z else (1, "-", "act=1,1,0")
-        rs, n = ("0x200000", 1024) if z else ("0", 0)
-        reserve = f"reserve mode=2 ops={ops} {act} x={t}"
+        r, y = t if z else "-", t if relu else "-"
+        reserve = [f"reserve mode=2 ops={ops} {act} x={t}"] * relu
         assert lines == [
             f"forward workspace mode=2 ops={ops} x={t} z={r} y={t} param={p} {act}",
-            reserve,
+            *reserve,
             f"forward mode=2 ops={ops} alpha=1,0 x={t}@0x10000 z={r}@{'0x50000' if z else '0'} y={t}@0x20000 param={p} "
             "scale=0x1000000 bias=0x1001000 rm=0x1002000 rv=0x1003000 sm=0x1004000 si=0x1005000 ws=0x100000 "
             f"rs={rs} factor=0.5 epsilon=0.25 sizes=8192,{n} {act}",
-            f"backward workspace mode=2 ops={ops} x={t} y={t} dy={t} dz={r} dx={t} param={p} {act}",
-            reserve,
-            f"backward mode=2 ops={ops} alpha=1,0,1,0 x={t}@0x10000 y={t}@0x40000 dy={t}@0x20000 "
-            f"dz={r}@{'0x60000' if z else '0'} dx={t}@0x30000 param={p} scale=0x1000000 bias=0x1001000 "
+            f"backward workspace mode=2 ops={ops} x={t} y={y} dy={t} dz={r} dx={t} param={p} {act}",
+            *reserve,
+            f"backward mode=2 ops={ops} alpha=1,0,1,0 x={t}@0x10000 y={y}@{y_at} dy={t}@0x20000 "
+            f"dz={r}@{'0x60000' if z else '0'} dx={t}@0x30000 param={p} scale=0x1000000 bias={bias} "
             "dscale=0x1010000 dbias=0x1020000 sm=0x1004000 si=0x1005000 ws=0x100000 "
             f"rs={rs} epsilon=0.25 sizes=8192,{n} {act}",
         ]
         assert (plans, reason) == ([["ex", 4096, n]] * 2, "asked for")
-
-
-def test_without_an_activation_nothing_of_it_reaches_cudnn(run):
-    lines, reserve = run(
-        """
-        with pybnorm.Handle("cudnn") as handle:
-            plan = handle.plan_forward_training(last((2, 8, 3, 5)), algorithm="ex")
-            plan(**FORWARD)
-            unused = {n: BACKWARD[n] for n in BACKWARD if n not in ("y", "bias")}
-            handle.plan_backward(last((2, 8, 3, 5)), algorithm="ex", activation=0, z=False)(**unused)
-            report([taken(), plan.reserve_size])
-        """
-    )
-    assert (reserve, len(lines)) == (0, 4)
-    for line in lines:
-        assert " ops=0 " in line
-        assert line.endswith("act=-")
-        assert " z=-" in line or " dz=-" in line
 
 
 FIRST = "pybnorm.TensorDescriptor('cudnn', 'f16', (2, 8, 3, 5))"
@@ -117,7 +105,7 @@ def test_what_cudnn_cannot_fuse_is_refused_before_it(run):
 
 
 def test_calls_are_held_against_the_plan(run):
-    told = run(
+    told, lines = run(
         """
         x = last((2, 8, 3, 5))
         size = 2 * 8 * 3 * 5 * 2
@@ -153,38 +141,20 @@ def test_calls_are_held_against_the_plan(run):
                 ("reserve", ddouble, bz | {"reserve": None}),
                 ("reserve", ddouble, bz | {"reserve": (b["y"] - 1024, 1088)}),
             ]
-            told = [[name, attempt(lambda: plan(**arguments))] for name, plan, arguments in cases]
-            report([told, taken()])
-        """
-    )
-    assert told[1] == []
-    for number, (name, result) in enumerate(told[0]):
-        assert "ArgumentError" in result.get("classes", ()), (number, name, result)
-        assert name in result["text"], (number, name, result)
-
-
-def test_misaligned_tensors_never_reach_the_fused_kernels(run):
-    told = run(
-        """
-        x = last((2, 8, 3, 5))
-        with pybnorm.Handle("cudnn") as handle:
-            forward = handle.plan_forward_training(x, activation="relu", z=True)
-            backward = handle.plan_backward(x, activation="relu", z=True)
-            taken()
-            f, b = FORWARD | {"z": 0x50000, "reserve": RESERVE}, BACKWARD | {"dz": 0x60000, "reserve": RESERVE}
-            told = [
-                [name, attempt(lambda: plan(**arguments | {name: arguments[name] + 8}))]
-                for plan, arguments in ((forward, f), (backward, b))
+            cases += [
+                ("16-byte aligned", plan, arguments | {name: arguments[name] + 8})
+                for plan, arguments in ((double, fz), (ddouble, bz))
                 for name in arguments if name not in ("workspace", "reserve")
             ]
-            report([told, taken()])
+            report([[[name, attempt(lambda: plan(**arguments))] for name, plan, arguments in cases], taken()])
         """
     )
-    assert told[1] == []
-    assert len(told[0]) == 9 + 11
-    for name, result in told[0]:
-        assert result.get("error") == "UnsupportedError", (name, result)
-        assert "16-byte aligned" in result["text"], (name, result)
+    assert lines == []
+    assert len(told) == 29 + 9 + 11
+    for number, (name, result) in enumerate(told):
+        kind = "ArgumentError" if number < 29 else "UnsupportedError"
+        assert kind in result.get("classes", ()), (number, name, result)
+        assert name in result["text"], (number, name, result)
 
 
 def test_a_library_without_a_fused_kernel_or_the_symbols(run, doubles):
