@@ -245,6 +245,96 @@ COMPUTER = """
         "Infinite where either is no number, which no comparison of the worst would show."
         difference = np.abs(got.astype("f8") - want) / (scale + np.abs(want))
         return float(np.max(np.where(np.isnan(difference), np.inf, difference)))
+
+    generator = np.random.default_rng(11)
+    STORED = {"f32": np.float32, "bf16": ml_dtypes.bfloat16}
+    GIVEN = {
+        "plan_forward_training": ("x", "scale", "bias", "y"),
+        "plan_forward_inference": ("x", "scale", "bias", "running_mean", "running_variance", "y"),
+        "plan_backward": ("x", "dy", "scale", "dx", "dscale", "dbias"),
+    }
+
+    class Case:
+        "Arrays of one call, and what the formulas make of them in float64."
+
+        kind, saved, momentum = "", True, 0.1
+
+        def __init__(self, shape, layout="nhwc", dtype="f32", epsilon=1e-3, shift=0):
+            self.shape, self.layout, self.dtype, self.epsilon = tuple(shape), layout, dtype, epsilon
+            self.shift = shift  # values further on than aligned memory begins
+            self.axes = (0, *range(2, len(shape)))
+            self.wide = tuple(shape[i] if i == 1 else 1 for i in range(len(shape)))
+            self.x, self.dy = (self.data(generator.standard_normal(shape) + shift) for shift in (5, 0))
+            self.y, self.dx = self.data(np.nan), self.data(np.nan)
+            self.scale, self.bias = (self.vector(generator.standard_normal(shape[1])) for _ in range(2))
+            self.dscale, self.dbias, self.saved_mean, self.saved_inv_variance = (self.vector() for _ in range(4))
+            self.running_mean, self.running_variance = (self.vector(generator.random(shape[1])) for _ in range(2))
+            self.old = self.running_mean.astype("f8"), self.running_variance.astype("f8")
+
+        def data(self, fill):
+            flat = memory((int(np.prod(self.shape)) + self.shift,), np.nan, STORED[self.dtype])[self.shift :]
+            array = flat.reshape(self.shape)
+            if self.layout != "nchw":
+                array = flat.reshape(self.shape[0], *self.shape[2:], self.shape[1])
+                array = array.transpose(0, len(self.shape) - 1, *range(1, len(self.shape) - 1))
+            array[...] = fill
+            return array
+
+        def vector(self, fill=np.nan):
+            return memory((self.shape[1],), fill)
+
+        def plan(self, handle, kind, algorithm, saved=True, **options):
+            strides = [step // self.x.itemsize for step in self.x.strides]
+            self.kind, self.saved = kind, saved
+            self.momentum = options.get("exponential_average_factor", 0.1)
+            if kind != "plan_forward_inference":
+                options["saved"] = saved
+            with pybnorm.TensorDescriptor("cudnn", self.dtype, self.shape, strides) as desc:
+                return getattr(handle, kind)(desc, algorithm=algorithm, epsilon=self.epsilon, **options)
+
+        def run(self, plan, workspace=None, **changed):
+            "With a workspace of NaN of exactly the size that the plan says."
+            space = memory((plan.workspace_size,), 0xff, np.uint8) if workspace is None else workspace
+            names = GIVEN[self.kind]
+            if self.kind == "plan_forward_training":
+                names += "running_mean", "running_variance"
+                self.running_mean[...], self.running_variance[...] = self.old
+            if self.kind != "plan_forward_inference" and self.saved:
+                names += "saved_mean", "saved_inv_variance"
+                if self.kind == "plan_backward":
+                    self.saved_mean[...], self.saved_inv_variance[...] = self.statistics()
+            given = {name: changed.get(name, getattr(self, name)).ctypes.data for name in names}
+            plan(**given, workspace=(space.ctypes.data, space.nbytes))
+            return space
+
+        def statistics(self):
+            x = self.x.astype("f8")
+            return x.mean(self.axes), 1 / np.sqrt(x.var(self.axes) + self.epsilon)
+
+        def wanted(self):
+            wide = lambda v: np.asarray(v, "f8").reshape(self.wide)
+            x, dy, (mean, inverse) = self.x.astype("f8"), self.dy.astype("f8"), self.statistics()
+            if self.kind == "plan_forward_inference":
+                mean, inverse = self.old[0], 1 / np.sqrt(self.old[1] + self.epsilon)
+            count, normal = x.size // self.shape[1], (x - wide(mean)) * wide(inverse)
+            if self.kind == "plan_backward":
+                dscale, dbias = (dy * normal).sum(self.axes), dy.sum(self.axes)
+                dx = wide(self.scale) * wide(inverse) * (dy - (wide(dbias) + normal * wide(dscale)) / count)
+                return {"dx": dx, "dscale": dscale, "dbias": dbias}
+            wanted = {"y": wide(self.scale) * normal + wide(self.bias)}
+            if self.kind == "plan_forward_training":
+                f, batch = self.momentum, (mean, x.var(self.axes) * count / (count - 1))
+                new = [(1 - f) * old + f * value for old, value in zip(self.old, batch)]
+                wanted |= dict(zip(("running_mean", "running_variance"), new))
+                wanted |= {"saved_mean": mean, "saved_inv_variance": inverse} if self.saved else {}
+            return wanted
+
+        def errors(self):
+            return {name: far(getattr(self, name), want) for name, want in self.wanted().items()}
+
+    def finish(*results):
+        gc.collect()
+        report([*results, whole(), number("live").value])
     """
 
 
