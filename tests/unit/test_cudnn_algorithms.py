@@ -269,25 +269,45 @@ def test_ex_over_other_memory_is_left_to_cudnn(run):
 
 def test_with_factor_one_nothing_that_was_in_the_workspace_is_left(compute):
     """`unbiased=False` over a library that reads running statistics whatever their factor, as cuDNN does."""
-    told, whole = compute(
+    told, whole, _ = compute(
         """
-    shape = (3, 5, 4, 6)
-    x = memory(shape, np.random.default_rng(1).standard_normal(shape) + 2)
-    y, vectors = memory(shape), [memory((5,), 1.0) for _ in range(6)]
-    scale, bias, mean, variance, saved_mean, saved_inverse = vectors
-    told = {}
-    with pybnorm.Handle("cudnn") as handle, pybnorm.TensorDescriptor("cudnn", "f32", shape) as desc:
-        for factor in (1.0, 0.25):
+    case, told = Case((3, 5, 4, 6), "nchw"), {}
+    with pybnorm.Handle("cudnn") as handle:
+        for factor, old in ((1.0, np.nan), (0.25, 2.0)):
+            case.old = 0.5, old
             for algorithm in ("spatial", "graph"):
-                mean[:], variance[:] = 0.5, np.nan if factor == 1 else 2.0
-                plan = handle.plan_forward_training(
-                    desc, algorithm=algorithm, unbiased=False, exponential_average_factor=factor)
-                space = memory((plan.workspace_size,), 0xff, np.uint8)
-                plan(*[a.ctypes.data for a in (x, scale, bias, y, *vectors[2:])], (space.ctypes.data, space.nbytes))
-                want = (1 - factor) * 2.0 + factor * x.astype("f8").var((0, 2, 3))
-                told[f"{algorithm} {factor}"] = far(variance, want)
-    report([told, whole()])
+                options = {"unbiased": False, "exponential_average_factor": factor}
+                case.run(case.plan(handle, "plan_forward_training", algorithm, **options))
+                want = (1 - factor) * 2.0 + factor * case.x.astype("f8").var(case.axes)
+                told[f"{algorithm} {factor}"] = far(case.running_variance, want)
+    finish(told)
     """
     )
     assert whole
     assert max(told.values()) < 1e-5, told
+
+
+def test_all_of_cudnn_repeats(run, grapher):
+    told = run(
+        """
+        import itertools
+        told = []
+        shape, channels_first = (4, 8, 3, 5), pybnorm.TensorDescriptor("cudnn", "f32", (4, 8, 3, 5))
+        with pybnorm.Handle("cudnn") as handle:
+            makes = [(handle.plan_forward_training, {}), (handle.plan_forward_inference, {}),
+                     (handle.plan_backward, {}), (handle.plan_backward, {"saved": False})]
+            layouts = channels_first, last(shape, "f32"), last(shape, "f32", 3)
+            for (make, how), x, name in itertools.product(makes, layouts, (None, *pybnorm.algorithms("cudnn"))):
+                try:
+                    free = make(x, algorithm=name, **how)
+                except pybnorm.UnsupportedError:
+                    continue
+                plan = make(x, algorithm=name, deterministic=True, **how)
+                told.append([free.algorithm, free.deterministic, plan.algorithm, plan.deterministic])
+        report(told)
+        """,
+        file=grapher,
+    )
+    assert len(told) > 50
+    for free, repeated, taken, repeats in told:
+        assert (free, repeated, repeats) == (taken, True, True)

@@ -395,3 +395,16 @@ def test_bfloat16_gradients_of_given_sums_are_added_in_float32(play):
     assert [call.split()[0] for call in calls].count("axpby") > 0
     assert refused["error"] == "UnsupportedError"
     assert "an addition that MIOpen lacks" in refused["text"]
+
+
+def test_bits_that_are_not_known_to_repeat_are_refused(play):
+    told = play(
+        """
+        x, handle = pybnorm.TensorDescriptor("miopen", "f32", (2, 3, 4, 5)), pybnorm.Handle("miopen")
+        makes = handle.plan_forward_training, handle.plan_forward_inference, handle.plan_backward
+        report([[make(x).deterministic, attempt(lambda: make(x, deterministic=True))] for make in makes])
+        """
+    )
+    for repeats, refused in told:
+        assert (repeats, refused["error"]) == (False, "UnsupportedError")
+        assert "deterministic=True: the bits of miopen's batch norms are not known to repeat" in refused["text"]

@@ -6,6 +6,7 @@ On doubles that note which device is current at each call. What two real devices
 import re
 
 import pytest
+from doubles.build import HERE
 
 HOST = ("Descriptor", "GetErrorString", "GetLastErrorString", "GetVersion", "GetTensorSize", "GetTensorNumBytes")
 
@@ -286,7 +287,7 @@ def test_a_stream_of_another_device_is_not_followed(places):
         stream = handle.stream
         report([result, stream, handle.follow_stream(c_table.Exchanging(device=(2, 0)))])
         """,
-        folder=str(__file__).rpartition("/unit/")[0],
+        folder=HERE.parent,
     )
     assert result["text"] == "array: got memory of device 1, allowed: memory of device 0, the handle's"
     assert (stream, followed) == (0, True)
@@ -363,3 +364,27 @@ def test_a_borrowed_handle_is_where_its_stream_is(places):
         """,
     )
     assert found == [[d, ["cudnnSetTensor", str(d)], 0] for d in (0, 2, 1)]
+
+
+def test_a_handle_follows_the_current_stream_and_sets_it_only_when_it_changed(run):
+    seen, closed = run(
+        """
+        import numpy
+        sys.path.insert(0, values["folder"])
+        import c_table
+
+        here, there, host = (c_table.Exchanging(device=device) for device in [(2, 0), (2, 3), (1, 0)])
+        seen = []
+        with pybnorm.Handle("cudnn") as handle:
+            for array in (here, here, there, there, host, numpy.ones(3), here, here):
+                seen.append([handle.follow_stream(array), handle.stream, number("sets").value])
+                if len(seen) == 7:
+                    handle.set_stream(77)
+        report([seen, attempt(lambda: handle.follow_stream(here))["error"]])
+        """,
+        folder=HERE.parent,
+    )
+    streams, sets = [2000, 2000, 2003, 2003, 2003, 2003, 2000, 2000], [1, 1, 2, 2, 2, 2, 3, 5]
+    follows = [True] * 4 + [False] * 2 + [True] * 2
+    assert seen == list(map(list, zip(follows, streams, sets, strict=True)))
+    assert closed == "ClosedError"
