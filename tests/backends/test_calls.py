@@ -195,20 +195,23 @@ class Case:
             | {n: b.pointer for n, b in {**self.given, **self.made}.items()}
         )
 
-    def judge(self, allowed=(Status.PASS,)):
-        """Every output within bound, every gap and every input as it was."""
+    def verdicts(self):
+        """Of each output; every gap and every input is as it was."""
         self.device.synchronize()
+        found = []
         for output in self.expected.outputs:
             got = self.device.to_numpy(self.made[output])
-            verdict = bounds.judge(self.expected, output, got.reshape(self.expected.outputs[output].shape))
-            assert verdict.status in allowed, f"{self.problem}: {output}: {verdict}"
-            assert verdict.elements > 0
-            self.gaps_untouched(output, got)
+            found.append(bounds.judge(self.expected, output, got.reshape(self.expected.outputs[output].shape)))
+            raw, used = bytes_of(got)
+            assert (raw[~used] == SENTINEL).all(), f"{self.problem}: wrote into the gaps of {output}"
         self.unchanged(self.given)
+        return found
 
-    def gaps_untouched(self, name, got):
-        raw, used = bytes_of(got)
-        assert (raw[~used] == SENTINEL).all(), f"{self.problem}: wrote into the gaps of {name}"
+    def judge(self, allowed=(Status.PASS,)):
+        """Every output within bound."""
+        for verdict in self.verdicts():
+            assert verdict.status in allowed, f"{self.problem}: {verdict}"
+            assert verdict.elements > 0
 
     def unchanged(self, names):
         for name in names:

@@ -14,8 +14,8 @@ import enum
 import importlib
 import inspect
 import pkgutil
+import re
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,39 +72,279 @@ NOT_CALLED = {
         for name in ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
     },
 }
-
-T = tuple[int, ...]
 DIMS, CHANNELS = (2, 3, 2, 2), 3
+LINE = "train,spatial,f32,nchw,2x3x2x2"
+LEFT = object()
+"""An argument that is left away in the good call."""
 
-
-class World:
-    """What good arguments are made of, once per process."""
-
-    def __init__(self) -> None:
-        self.handle = pybnorm.Handle("onednn")
-        self.folder = Path(tempfile.mkdtemp(prefix="pybnorm-hostile-"))
-        self.random = np.random.default_rng(0)
-        memory = np.zeros((1 << 16) + 64, np.uint8)
-        self.space = memory[-memory.ctypes.data % 64 :][: 1 << 16]
-        self.data = self.random.standard_normal(DIMS).astype(np.float32)
-        self.x_desc = pybnorm.TensorDescriptor("onednn", "f32", DIMS)
-        self.opened: Any = None
-        self.param_desc = pybnorm.TensorDescriptor("onednn", "f32", (1, CHANNELS, 1, 1))
-
-    def session(self) -> Any:
-        from pybnorm.check.run.session import open_session
-
-        if self.opened is None:
-            self.opened = open_session("onednn")
-        return self.opened
-
-
-def data(w: World) -> Any:
-    return w.data.copy()
-
-
-def vector(w: World) -> Any:
-    return np.full(CHANNELS, 1.5, np.float32)
+# A scope, which is a module, a class or a callable, as a regular expression without the leading "pybnorm."; below it
+# names of arguments and the good value, evaluated anew for each call with the names of `World`. An inner scope goes
+# before an outer one, a later line before an earlier one. "@" in place of "=": the argument is an address in that
+# scope. `self` is what a method is called on.
+GOOD = """
+pybnorm
+    handle = handle
+    backend = 'onednn'
+    mode bn_mode = 'spatial'
+    dtype data_type = 'f32'
+    dims dim = DIMS
+    stride = (12, 4, 2, 1)
+    epsilon eps = 1e-5
+    momentum exponential_average_factor exp_avg_factor = 0.1
+    workspace = space
+    workspace_size = 1 << 16
+    x y dy dx gy got array source target grad_out grad_input input_gradient output_gradient = data()
+    input output fused_add = data()
+    x_desc y_desc dy_desc dx_desc = x_desc
+    param_desc bn_scale_bias_mean_var_desc bn_scale_bias_diff_desc scale_desc bias_desc = param_desc
+    saved_mean_desc saved_var_desc est_mean_desc est_variance_desc est_inv_variance_desc = param_desc
+    scale bias running_mean running_variance running_var saved_mean saved_inv_variance weight gamma = vector()
+    mean variance inv_variance dscale dbias sum_dy sum_dy_xmu var inv_std invstd mean_all invstd_all = vector()
+    grad_weight grad_bias = vector()
+    means m2s = rows()
+    counts = (4, 4)
+    alpha alpha_param a alpha_data_diff alpha_param_diff = 1.0
+    beta beta_param b value beta_data_diff beta_param_diff = 0.0
+    axis = 1
+    rank = 4
+    count = 8
+    argument = 'x'
+    operation = 'backward'
+    options = {}
+    version = (3, 2, 0)
+    path = 'nothing-here'
+    line text = LINE
+    problem call = problem()
+    communicator = Mirror()
+torch
+    input = torch_tensor(DIMS)
+    running_mean running_var weight bias = torch_tensor((CHANNELS,))
+    model = model()
+_core
+    name = 'dnnl_version'
+    layout = 0
+    path output = LEFT
+_core.(axpby|fill|relu|relu_backward|batch_normalization_.*)
+    x y dy dx @ at(data())
+    scale bias running_mean running_variance saved_mean saved_inv_variance dscale dbias @ at(vector())
+    workspace @ at(space)
+    workspace_size @ 1 << 16
+_core.(batch_normalization_backward|Handle.backward)
+    bias = LEFT
+_core.Handle.(backward|plan_forward_.*)
+    y = LEFT
+_core.Handle
+    self = handle
+    stream @ LEFT
+_core.Handle.close
+    self = pybnorm.Handle('onednn')
+_core.Handle.set_stream
+    stream @ 0
+_core.Handle.query_runtime_error
+    mode = LEFT
+_core.Handle.plan_backward
+    dy dx = LEFT
+_core.Handle.from_pointer
+    pointer @ handle.pointer
+_core.TensorDescriptor
+    self = x_desc
+    strides = (12, 4, 2, 1)
+_core.TensorDescriptor.close
+    self = pybnorm.TensorDescriptor('onednn', 'f32', DIMS)
+_core.TensorDescriptor.from_pointer
+    pointer @ x_desc.pointer
+_core.(Forward.*|Backward)Plan
+    self = plan(path[2])
+_core.(Forward.*|Backward)Plan.__call__
+    x y dy dx @ data()
+    scale bias running_mean running_variance saved_mean saved_inv_variance dscale dbias @ vector()
+    z dz reserve @ LEFT
+_core.BackwardPlan.__call__
+    bias y = LEFT
+_core.CallList
+    self = call_list()
+_core.CallList.append
+    operation = pybnorm.Operation.FILL
+    arrays = {'y': slotted()}
+    workspace = (0, 0)
+_core.CallList.reach
+    address = 1 << _core.SLOT_BITS
+    nbytes = 16
+    element = 4
+    written = True
+_core.CallList.apart
+    addresses = (0, 64)
+    workspace = 0
+_core.CallList.run
+    addresses @ (0, memory.ctypes.data)
+functional
+    out = LEFT
+operations
+    out = data()
+    operation = 'relu'
+    arguments = (data(), data())
+operations.multiply
+    a b = data()
+cann
+    input_g weight_g bias_g = True
+    counter = np.full(2, 4, np.int32)
+    counts = np.full(2, 4, np.float32)
+    workspace @ space
+    stream @ LEFT
+cann.(batch_norm_)?gather_stats_with_counts(_get_workspace_size)?
+    mean invstd = rows()
+cann.batch_norm_(stats|gather_stats_with_counts|elemt|reduce_backward|elemt_backward)
+    executor = executor(path[2])
+cann.Executor
+    function = 'batch_norm_stats'
+    call = executor('batch_norm_stats')._call
+miopen
+    x y dy dx @ data()
+    bn_scale bn_bias result_running_mean result_running_variance result_save_mean @ vector()
+    result_save_inv_variance estimated_mean estimated_variance estimated_inv_variance @ vector()
+    result_bn_scale_diff result_bn_bias_diff saved_mean saved_inv_variance @ vector()
+    prev_result_running_mean next_result_running_mean @ vector()
+    prev_result_running_variance next_result_running_variance @ vector()
+    activ_desc = None
+    n = 3
+cupy
+    beta = vector()
+    decay = 0.9
+    is_for_conv2d = True
+    cudnn_mode = 1
+    debug = False
+directml
+    mean variance scale bias output_scale_gradient output_bias_gradient output_mean output_variance = wide()
+    operator = 'batch_normalization'
+    arguments = (data(), wide(), wide(), wide(), wide(), data())
+reference
+    out prior prior_dx prior_dscale prior_dbias = LEFT
+    values = data().astype(np.float64)
+    dtype = np.float32
+    arrays = [data()]
+    function = lambda x, *_: x
+    parameters = [vector()]
+defects
+    output = 'y'
+    identity = 'onednn-long-sums'
+defects.Defect
+    self = pybnorm.defects.DEFECTS[0]
+    device = 'a card'
+(graph|hipdnn)
+    x dy loss input in_0 a b tensor value = tensor(DIMS)
+    scale bias mean inv_variance variance = tensor((1, 3, 1, 1))
+    epsilon momentum = tensor()
+    uid = 7
+    is_virtual is_pass_by_value unbiased = False
+    output = True
+    name = 'n'
+    peer_stats = []
+    mode = 'RELU_FWD'
+    attributes = LEFT
+    index = 0
+    text json_string = graph(0).to_json()
+    variant_pack = pack()
+(graph|hipdnn).(Tensor|PointwiseAttributes.set_relu_(lower_clip|upper_clip|lower_clip_slope))
+    value = 0.5
+graph.Tensor(Attributes)?
+    self = tensor(DIMS)
+graph.(Batchnorm|Pointwise).*
+    self = attributes(path[2])
+graph.Graph
+    self = graph(stage(path))
+(graph|hipdnn).Graph.execute_plan_at_index
+    variant_pack @ pack()
+    workspace @ np.zeros(1 << 16, np.uint8)
+(graph|hipdnn).Graph.(batchnorm.*|pointwise)
+    attributes = attributes(ATTRIBUTES[path[3]])
+    rest = (attributes('PointwiseAttributes'),)
+hipdnn
+    stream @ 0
+    size_bytes = 8
+    engine_id plan_index engineId = 0
+    data = b'12345678'
+    dtype = 'float32'
+hipdnn.(destroy_handle|get_loaded_engine_plugin_paths|get_stream|set_stream)
+    handle = pybnorm.hipdnn.Handle(backend='onednn')
+hipdnn.(Handle|Error|DeviceBuffer|PointwiseAttributes|Tensor.*)
+    self = hipdnn_object(path[2])
+hipdnn.Graph
+    self = hipdnn_graph(stage(path))
+    variant_pack @ pack()
+    workspace @ LEFT
+hipdnn.Graph.from_binary
+    data = hipdnn_graph(0).to_binary()
+hipdnn.Graph.from_compiled_plan_binary
+    data = hipdnn_graph(9).to_binary()
+layer
+    info = layer(2).info()
+    text = layer(2).info().to_json()
+    nan_policy = 'propagate'
+layer.BatchNorm
+    self = layer(2)
+layer.BatchNorm.stage
+    self = layer(0)
+layer.Info
+    self = layer(2).info()
+    running_mean running_variance saved_mean saved_inv_variance = wide()
+    dims = (1, CHANNELS, 1, 1)
+    strides = (CHANNELS, 1, 1, 1)
+    format = 0
+layer.Info.from_gocudnn_json
+    text = layer(2).info().to_gocudnn_json()
+sync
+    channels = CHANNELS
+    counts = (8, 8)
+    call = 'forward'
+    arguments = (data(), vector(), vector(), data())
+sync.SyncBatchNorm
+    self = trained()
+devices
+    device_type = 1
+devices.cpu.Device
+    self = cpu
+    buffer = cpu.from_numpy(data())
+    nbytes = 64
+    dtype = LEFT
+    call = lambda *_: None
+devices.cpu.Device.refill
+    buffer = cpu.from_numpy(np.zeros(4, np.float32))
+    data = np.zeros(16, np.uint8)
+check
+    operation = pybnorm.Operation.FORWARD_TRAINING
+    scale = LEFT
+check.run_case
+    session = session()
+check.judge
+    outputs = made_outputs()
+check.compare.comparison
+    runs = []
+    paths = ['nothing-here']
+check.judging.bounds
+    inputs = inputs()
+    expected = expected()
+    output = 'y'
+"""
+STAGES = {
+    name: stage
+    for stage, names in {
+        1: "build_operation_graph",
+        2: "create_execution_plans create_execution_plan_ext get_ranked_engine_ids",
+        3: "check_support get_plan_name get_plan_name_at_index build_plan_at_index get_execution_plan_engine_id",
+        4: "build_plans",
+        9: "get_workspace_size execute get_execution_plan_count to_compiled_plan_binary execute_plan_at_index "
+        "get_workspace_size_plan_at_index get_autotune_workspace_size",
+    }.items()
+    for name in names.split()
+}
+"""How many steps of a graph's life are done when a method is called; some are of one module alone."""
+ATTRIBUTES = {
+    "batchnorm": "BatchnormAttributes",
+    "batchnorm_inference": "BatchnormInferenceAttributes",
+    "batchnorm_inference_variance_ext": "BatchnormInferenceAttributesVarianceExt",
+    "batchnorm_backward": "BatchnormBackwardAttributes",
+    "pointwise": "PointwiseAttributes",
+}
 
 
 class Address(NamedTuple):
@@ -114,573 +354,201 @@ class Address(NamedTuple):
     owner: Any
 
 
-def at(make: Callable[[World], Any]) -> Callable[[World], Address]:
-    def made(w: World) -> Address:
-        array = make(w)
+class Mirror:
+    """A communicator of two ranks, of which the other one sends what this one does."""
+
+    rank, size, devices = 0, 2, (1,)
+
+    def vector(self, values, device_type, stream):
+        return values.copy()
+
+    def all_gather(self, send, received, stream):
+        received.reshape(2, -1)[:] = send.reshape(-1)
+
+    def all_reduce(self, send, received, stream):
+        received[...] = 2 * send
+
+    def read(self, vector, out, stream):
+        out[...] = vector
+
+
+class World:
+    """What good arguments are made of, once per process: the names of `GOOD`."""
+
+    def __init__(self):
+        self.handle = pybnorm.Handle("onednn")
+        self.folder = Path(tempfile.mkdtemp(prefix="pybnorm-hostile-"))
+        memory = np.zeros((1 << 16) + 64, np.uint8)
+        self.space = memory[-memory.ctypes.data % 64 :][: 1 << 16]
+        self.memory = np.random.default_rng(0).standard_normal(DIMS).astype(np.float32)
+        self.x_desc = pybnorm.TensorDescriptor("onednn", "f32", DIMS)
+        self.param_desc = pybnorm.TensorDescriptor("onednn", "f32", (1, CHANNELS, 1, 1))
+        self.cpu = pybnorm.devices.device_for(1)
+        self.opened = None
+        self.names = globals() | {name: getattr(self, name) for name in dir(self) if not name.startswith("_")}
+
+    def session(self):
+        from pybnorm.check.run.session import open_session
+
+        self.opened = self.opened or open_session("onednn")
+        return self.opened
+
+    def data(self):
+        return self.memory.copy()
+
+    def vector(self, *before, after=()):
+        return np.full((*before, CHANNELS, *after), 1.5, np.float32)
+
+    def rows(self):
+        return self.vector(2)
+
+    def wide(self):
+        return self.vector(1, after=(1, 1))
+
+    def pack(self):
+        return {1: self.memory, **{uid: self.vector() for uid in (2, 3, 4, 5)}, 6: self.data()}
+
+    def at(self, array):
         return Address(array.ctypes.data, array)
 
-    return made
+    def torch_tensor(self, shape):
+        return importlib.import_module("torch").full(shape, 1.5)
 
+    def model(self):
+        nn = importlib.import_module("torch").nn
+        return nn.Sequential(nn.BatchNorm2d(CHANNELS), nn.ReLU())
 
-def is_(value: Any) -> Callable[[World], Any]:
-    return lambda w: value
+    def problem(self):
+        return pybnorm.check.Problem.parse(f"{LINE},fill=randn")
 
+    def inputs(self):
+        from pybnorm.check.language import data
 
-def torch_tensor(shape: T) -> Callable[[World], Any]:
-    return lambda w: __import__("torch").full(shape, 1.5)
+        return data.generate(self.problem())
 
+    def expected(self):
+        from pybnorm.check.judging import bounds
 
-def model(w: World) -> Any:
-    nn = __import__("torch").nn
-    return nn.Sequential(nn.BatchNorm2d(CHANNELS), nn.ReLU())
+        return bounds.expect(self.problem(), self.inputs())
 
+    def made_outputs(self):
+        from pybnorm.check.language.calls import outputs
 
-def problem(w: World) -> Any:
-    from pybnorm.check import Problem
+        arguments = pybnorm.check.arguments(self.problem())
+        return {tensor.name: arguments[tensor.name] for tensor in outputs(self.problem())}
 
-    return Problem.parse("train,spatial,f32,nchw,2x3x2x2,fill=randn")
-
-
-def expected(w: World) -> Any:
-    from pybnorm.check.judging import bounds
-
-    return bounds.expect(problem(w), inputs(w))
-
-
-def inputs(w: World) -> Any:
-    from pybnorm.check.language import data as made
-
-    return made.generate(problem(w))
-
-
-def made_outputs(w: World) -> Any:
-    from pybnorm.check import arguments
-    from pybnorm.check.language.calls import outputs
-
-    return {tensor.name: arguments(problem(w))[tensor.name] for tensor in outputs(problem(w))}
-
-
-def executor(name: str) -> Callable[[World], Any]:
-    """The first phase of a call of CANN's."""
-
-    def made(w: World) -> Any:
+    def executor(self, name):
+        """The first phase of a call of CANN's."""
         call = TARGETS[f"pybnorm.cann.{name}_get_workspace_size"]
-        return call.function(**call.good(w))[1]
+        return call.function(**call.good(self))[1]
 
-    return made
+    def slotted(self):
+        """Memory at the begin of slot 1."""
+        return self.handle.buffer(self.memory, "y")._replace(pointer=1 << _core.SLOT_BITS, owner=None)
 
+    def plan(self, name):
+        operation = re.sub("(?=[A-Z])", "_", name.removesuffix("Plan")).lower()
+        return getattr(self.handle, f"plan{operation}")(self.x_desc)
 
-def plan(name: str) -> Callable[[World], Any]:
-    return lambda w: getattr(w.handle, name)(w.x_desc)
+    def call_list(self):
+        made = _core.CallList(self.handle)
+        made.append(self.handle, pybnorm.Operation.FILL, {"y": self.slotted()}, (0, 0), value=0.0)
+        return made
 
+    def stage(self, path):
+        return STAGES.get(path[-1], 0)
 
-def call_list(w: World) -> Any:
-    made = _core.CallList(w.handle)
-    made.append(w.handle, pybnorm.Operation.FILL, {"y": slotted(w)}, (0, 0), value=0.0)
-    return made
-
-
-def slotted(w: World) -> Any:
-    """Memory at the begin of slot 1."""
-    return w.handle.buffer(w.data, "y")._replace(pointer=1 << _core.SLOT_BITS, owner=None)
-
-
-def graph(stage: int = 9) -> Callable[[World], Any]:
-    """A graph of one batch norm, that many of whose steps are done."""
-
-    def made(w: World) -> Any:
+    def graph(self, stage):
+        """A graph of one batch norm, that many of whose steps are done."""
         from pybnorm.graph import BatchnormInferenceAttributes, Graph
 
         g = Graph().set_io_data_type("f32").set_intermediate_data_type("f32").set_compute_data_type("f32")
         x = g.tensor(name="x", dim=DIMS, stride=(12, 4, 2, 1), uid=1)
         names = ("mean", "inv_variance", "scale", "bias")
         rest = [g.tensor(name=n, dim=(1, 3, 1, 1), stride=(3, 1, 1, 1), uid=2 + i) for i, n in enumerate(names)]
-        y = g.batchnorm_inference(x, *rest, BatchnormInferenceAttributes())
-        y.set_output(True).set_uid(6)
-        steps = (g.validate, lambda: g.build_operation_graph(w.handle), g.create_execution_plans, g.check_support)
+        g.batchnorm_inference(x, *rest, BatchnormInferenceAttributes()).set_output(True).set_uid(6)
+        return self.stepped(g, stage)
+
+    def hipdnn_graph(self, stage):
+        g = pybnorm.hipdnn.Graph()
+        g.from_json(self.graph(0).to_json())
+        return self.stepped(g, stage)
+
+    def hipdnn_object(self, name):
+        kind = getattr(pybnorm.hipdnn, "Tensor" if name == "TensorAttributes" else name)
+        options = {"backend": "onednn"} if name in ("Handle", "DeviceBuffer") else {}
+        return kind(*{"Tensor": (0.5,), "TensorAttributes": (0.5,), "DeviceBuffer": (8,)}.get(name, ()), **options)
+
+    def stepped(self, g, stage):
+        steps = g.validate, lambda: g.build_operation_graph(self.handle), g.create_execution_plans, g.check_support
         for step in (*steps, g.build_plans)[:stage]:
             step()
         return g
 
-    return made
-
-
-def tensor(dims: T | None = None) -> Callable[[World], Any]:
-    def made(w: World) -> Any:
-        from pybnorm.graph import TensorAttributes
-
-        made = TensorAttributes()
+    def tensor(self, dims=None):
+        made = pybnorm.graph.TensorAttributes()
         if dims is None:
             return made.set_value(0.5)
         steps = tuple(int(np.prod(dims[i + 1 :])) for i in range(len(dims)))
         return made.set_dim(dims).set_stride(steps).set_data_type("f32")
 
-    return made
-
-
-def attributes(name: str) -> Callable[[World], Any]:
-    def made(w: World) -> Any:
-        from pybnorm import graph as module
-
-        made = getattr(module, name)()
+    def attributes(self, name):
+        made = getattr(pybnorm.graph, name)()
         if name == "PointwiseAttributes":
             return made.set_mode("RELU_FWD")
         if name == "BatchnormAttributes":
             return made.set_epsilon(1e-5)
         if name == "BatchnormBackwardAttributes":
-            return made.set_saved_mean_and_inv_variance(tensor((1, 3, 1, 1))(w), tensor((1, 3, 1, 1))(w))
+            return made.set_saved_mean_and_inv_variance(*(self.tensor((1, 3, 1, 1)) for _ in range(2)))
         return made
 
-    return made
-
-
-def layer(stage: int) -> Callable[[World], Any]:
-    def made(w: World) -> Any:
-        from pybnorm.layer import BatchNorm
-
-        made = BatchNorm(w.handle, "spatial")
+    def layer(self, stage):
+        made = pybnorm.layer.BatchNorm(self.handle, "spatial")
         if stage:
-            made.stage(w.data)
+            made.stage(self.memory)
         if stage > 1:
-            made.forward_training(w.data, vector(w), vector(w), data(w))
+            made.forward_training(self.memory, self.vector(), self.vector(), self.data())
         return made
 
-    return made
-
-
-class Mirror:
-    """A communicator of two ranks, of which the other one sends what this one does."""
-
-    rank, size, devices = 0, 2, (1,)
-
-    def vector(self, values: Any, device_type: int, stream: int) -> Any:
-        return values.copy()
-
-    def all_gather(self, send: Any, received: Any, stream: int) -> None:
-        received.reshape(2, -1)[:] = send.reshape(-1)
-
-    def all_reduce(self, send: Any, received: Any, stream: int) -> None:
-        received[...] = 2 * send
-
-    def read(self, vector: Any, out: Any, stream: int) -> None:
-        out[...] = vector
-
-
-def synchronized(w: World) -> Any:
-    from pybnorm.sync import SyncBatchNorm
-
-    return SyncBatchNorm(w.handle, Mirror(), CHANNELS)
-
-
-def trained(w: World) -> Any:
-    made = synchronized(w)
-    made.forward(w.data, vector(w), vector(w), data(w), saved_mean=vector(w), saved_inv_variance=vector(w))
-    return made
-
-
-def named(names: str, value: Any) -> dict[str, Any]:
-    return dict.fromkeys(names.split(), value)
-
-
-COMMON: dict[str, Callable[[World], Any]] = {
-    "handle": lambda w: w.handle,
-    "backend": is_("onednn"),
-    "mode": is_("spatial"),
-    "dtype": is_("f32"),
-    "dims": is_(DIMS),
-    "strides": is_((12, 4, 2, 1)),
-    "epsilon": is_(1e-5),
-    "workspace": lambda w: w.space,
-    **named("x y dy dx input output grad_out grad_input", data),
-    **named("input_gradient output_gradient", data),
-    **named("x_desc y_desc dy_desc dx_desc", lambda w: w.x_desc),
-    **named("scale bias running_mean running_variance saved_mean saved_inv_variance", vector),
-    **named("mean variance inv_variance dscale dbias sum_dy sum_dy_xmu", vector),
-    **named("alpha alpha_param a", is_(1.0)),
-    **named("beta beta_param b value", is_(0.0)),
-    "axis": is_(1),
-    "count": is_(8),
-    "name": is_("x"),
-}
-DESCRIBED = {
-    **named("x y dy dx", at(data)),
-    **named("scale bias running_mean running_variance saved_mean saved_inv_variance", at(vector)),
-    **named("dscale dbias", at(vector)),
-    "param_desc": lambda w: w.param_desc,
-    "exponential_average_factor": is_(0.1),
-    "workspace": at(lambda w: w.space),
-    "workspace_size": is_(1 << 16),
-}
-LEFT = object()
-"""An argument that is left away in the good call."""
-MIOPEN = {
-    **named("x y dy dx", data),
-    **named("bn_scale bn_bias result_running_mean result_running_variance result_save_mean", vector),
-    **named("result_save_inv_variance estimated_mean estimated_variance estimated_inv_variance", vector),
-    **named("result_bn_scale_diff result_bn_bias_diff saved_mean saved_inv_variance", vector),
-    **named("bn_scale_bias_mean_var_desc bn_scale_bias_diff_desc scale_desc", lambda w: w.param_desc),
-    **named("bias_desc saved_mean_desc saved_var_desc est_mean_desc", lambda w: w.param_desc),
-    **named("est_variance_desc est_inv_variance_desc", lambda w: w.param_desc),
-    **dict.fromkeys(
-        (f"{when}_result_running_{what}" for when in ("prev", "next") for what in ("mean", "variance")), vector
-    ),
-    "bn_mode": is_("spatial"),
-    **named("alpha_data_diff alpha_param_diff", is_(1.0)),
-    **named("beta_data_diff beta_param_diff", is_(0.0)),
-    "exp_avg_factor": is_(0.1),
-    "activ_desc": is_(None),
-    "n": is_(3),
-}
-_PLANNED = (*(name for name in COMMON if name != "workspace"), "z", "dz", "reserve")
-ADDRESSES = {
-    "pybnorm.graph.Graph.execute_plan_at_index": ("variant_pack", "workspace"),
-    "pybnorm.hipdnn.Graph": ("variant_pack", "workspace"),
-    "pybnorm.hipdnn": ("stream",),
-    **{f"pybnorm._core.{name}": tuple(DESCRIBED) for name in ("axpby", "fill", "relu", "relu_backward")},
-    **{
-        f"pybnorm._core.batch_normalization_{name}": tuple(DESCRIBED)
-        for name in ("forward_training", "forward_inference", "backward")
-    },
-    "pybnorm._core.Handle.from_pointer": ("pointer",),
-    "pybnorm._core.TensorDescriptor.from_pointer": ("pointer",),
-    "pybnorm._core.Handle": ("stream",),
-    "pybnorm._core.Handle.set_stream": ("stream",),
-    "pybnorm._core.CallList.run": ("addresses",),
-    **{f"pybnorm._core.{name}.__call__": _PLANNED for name in ("ForwardTrainingPlan", "ForwardInferencePlan")},
-    "pybnorm._core.BackwardPlan.__call__": _PLANNED,
-    "pybnorm.cann": ("stream", "workspace"),
-    "pybnorm.miopen": tuple(k for k in MIOPEN if "desc" not in k),
-}
-"""Arguments that are addresses, of a callable or of all of a module."""
-
-
-def rows(w: World) -> Any:
-    return np.full((2, CHANNELS), 1.5, np.float32)
-
-
-STATISTICS = {
-    **{"means": rows, "m2s": rows, "variances": LEFT, "counts": is_((4, 4)), "exponential_average_factor": is_(0.1)},
-}
-CANN = {
-    **named("mean invstd weight bias running_mean running_var mean_all", vector),
-    **named("grad_weight grad_bias invstd_all", vector),
-    **named("input_g weight_g bias_g", is_(True)),
-    "counter": lambda w: np.full(2, 4, np.int32),
-    "counts": lambda w: np.full(2, 4, np.float32),
-    "eps": is_(1e-5),
-    "momentum": is_(0.1),
-    "workspace_size": is_(1 << 16),
-    "stream": LEFT,
-}
-GATHERED = {"mean": rows, "invstd": rows}
-
-
-def wide(w: World) -> Any:
-    return np.full((1, CHANNELS, 1, 1), 1.5, np.float32)
-
-
-GRAPH = {
-    **named("x dy loss input in_0 a b tensor", tensor(DIMS)),
-    **dict.fromkeys(("scale", "bias", "mean", "inv_variance", "variance"), tensor((1, 3, 1, 1))),
-    **{"epsilon": tensor(), "momentum": tensor(), "dim": is_(DIMS), "stride": is_((12, 4, 2, 1)), "uid": is_(7)},
-    **{
-        "data_type": is_("f32"),
-        "is_virtual": is_(False),
-        "is_pass_by_value": is_(False),
-        "communicator": lambda w: Mirror(),
-        "unbiased": is_(False),
-        "output": is_(True),
-        "value": tensor(DIMS),  # of a setter
-        "name": is_("n"),
-        "in_0": tensor(DIMS),
-    },
-    **{"peer_stats": is_([]), "mode": is_("RELU_FWD"), "modes": is_(["FALLBACK"]), "dims": is_(DIMS)},
-    "attributes": LEFT,
-    **{"index": is_(0), "text": lambda w: graph(0)(w).to_json(), "variant_pack": lambda w: pack(w)},
-}
-
-
-def hipdnn_graph(stage: int = 9) -> Callable[[World], Any]:
-    def made(w: World) -> Any:
-        from pybnorm import hipdnn
-
-        g = hipdnn.Graph()
-        g.from_json(graph(0)(w).to_json())
-        steps = (g.validate, lambda: g.build_operation_graph(w.handle), g.create_execution_plans, g.check_support)
-        for step in (*steps, g.build_plans)[:stage]:
-            step()
-        return g
-
-    return made
-
-
-def hipdnn_object(name: str, *arguments: Any, **options: Any) -> Callable[[World], Any]:
-    return lambda w: getattr(__import__("pybnorm.hipdnn").hipdnn, name)(*arguments, **options)
-
-
-hipdnn_handle = hipdnn_object("Handle", backend="onednn")
-
-
-def pack(w: World) -> Any:
-    return {1: w.data, **{uid: vector(w) for uid in (2, 3, 4, 5)}, 6: data(w)}
-
-
-GOOD: dict[str, dict[str, Any]] = {
-    "pybnorm.torch": {
-        **{"input": torch_tensor(DIMS), "momentum": is_(0.1), "eps": is_(1e-5), "model": model},
-        **dict.fromkeys(("running_mean", "running_var", "weight", "bias"), torch_tensor((CHANNELS,))),
-    },
-    "pybnorm._core": {
-        **{"name": is_("dnnl_version"), "path": LEFT, "layout": is_(0), "rank": is_(4), "operation": is_("backward")},
-        **{"array": data, "stream": LEFT, "activation": LEFT, "algorithm": LEFT},
-    },
-    **{f"pybnorm._core.{name}": DESCRIBED for name in ("axpby", "fill", "relu", "relu_backward")},
-    "pybnorm._core.batch_normalization_forward_training": DESCRIBED,
-    "pybnorm._core.batch_normalization_forward_inference": DESCRIBED,
-    "pybnorm._core.batch_normalization_backward": {
-        **{**DESCRIBED, "bias": LEFT},
-    },
-    "pybnorm._core.describe": {"argument": is_("x")},
-    "pybnorm._core.Handle.set_stream": {"stream": is_(0)},
-    "pybnorm._core.Handle.backward": {"bias": LEFT, "y": LEFT},
-    "pybnorm._core.Handle.buffer": {"argument": is_("x"), "output": is_(False)},
-    "pybnorm._core.Handle.descriptor": {"argument": is_("x")},
-    "pybnorm._core.Handle.query_runtime_error": {"mode": LEFT},
-    "pybnorm._core.Handle.plan_forward_training": {"y": LEFT},
-    "pybnorm._core.Handle.plan_forward_inference": {"y": LEFT},
-    "pybnorm._core.Handle.plan_backward": {"dy": LEFT, "dx": LEFT},
-    "pybnorm._core.Handle.from_pointer": {"pointer": lambda w: w.handle.pointer},
-    "pybnorm._core.TensorDescriptor.from_pointer": {"pointer": lambda w: w.x_desc.pointer},
-    "pybnorm._core.BackwardPlan.__call__": {"bias": LEFT, "y": LEFT},
-    "pybnorm._core.CallList.append": {
-        **{"operation": is_(pybnorm.Operation.FILL), "arrays": lambda w: {"y": slotted(w)}, "workspace": is_((0, 0))},
-        "value": is_(0.0),
-    },
-    "pybnorm._core.CallList.reach": {
-        **{"address": is_(1 << _core.SLOT_BITS), "nbytes": is_(16), "element": is_(4), "written": is_(True)},
-    },
-    "pybnorm._core.CallList.apart": {"addresses": is_((0, 64)), "workspace": is_(0)},
-    "pybnorm._core.CallList.run": {"addresses": lambda w: (0, w.data.ctypes.data)},
-    "pybnorm.functional": {
-        **{"out": LEFT, "algorithm": LEFT, "exponential_average_factor": is_(0.1)},
-    },
-    "pybnorm.operations": {
-        **{"source": data, "target": data, "out": data, **STATISTICS, "rank": is_(4)},
-        **{"operation": is_("relu"), "arguments": lambda w: (w.data, data(w)), "options": is_({})},
-    },
-    "pybnorm.operations.multiply": {"a": data, "b": data},
-    "pybnorm.cann": CANN,
-    "pybnorm.cann.gather_stats_with_counts": GATHERED,
-    "pybnorm.cann.batch_norm_gather_stats_with_counts_get_workspace_size": GATHERED,
-    **{
-        f"pybnorm.cann.batch_norm_{name}": {"executor": executor(f"batch_norm_{name}")}
-        for name in ("stats", "gather_stats_with_counts", "elemt", "reduce_backward", "elemt_backward")
-    },
-    "pybnorm.cann.Executor": {
-        **{"function": is_("batch_norm_stats"), "call": lambda w: executor("batch_norm_stats")(w)._call},
-    },
-    "pybnorm.miopen": MIOPEN,
-    "pybnorm.miopen.ActivationDescriptor": {"mode": is_(0)},
-    "pybnorm.cupy": {
-        **named("gamma beta running_mean running_var var", vector),
-        **named("mean inv_std", vector),
-        **{"x": data, "gy": data, "eps": is_(1e-5), "decay": is_(0.9), "is_for_conv2d": is_(True)},
-        **{"cudnn_mode": is_(1), "debug": is_(False), "d_layout": is_(0), "reserve_space": LEFT},
-    },
-    "pybnorm.directml": {
-        **named("mean variance scale bias output_scale_gradient output_bias_gradient", wide),
-        **{"fused_add": data, "output_mean": wide, "output_variance": wide, "kind": is_("relu"), "spatial": is_(True)},
-        **{"operator": is_("batch_normalization"), "options": is_({})},
-        "arguments": lambda w: (w.data, wide(w), wide(w), wide(w), wide(w), data(w)),
-    },
-    "pybnorm.reference": {
-        **{"out": LEFT, "prior": LEFT, "priors": LEFT, "data_type": is_("f32"), "unbiased": LEFT},
-        **{"values": lambda w: w.data.astype(np.float64), "dtype": is_(np.float32)},
-        **{"arrays": lambda w: [w.data], "parameters": lambda w: [vector(w)]},
-        "function": is_(lambda x, *_: x),
-        **STATISTICS,
-        **named("prior_dx prior_dscale prior_dbias", LEFT),
-    },
-    "pybnorm.known_defects": {"call": problem, "version": is_((3, 2, 0))},
-    "pybnorm.defects": {
-        **{"output": is_("y"), "identity": is_("onednn-long-sums")},
-        **{"version": is_((3, 2, 0)), "build": is_("")},
-    },
-    "pybnorm.graph": GRAPH,
-    **{
-        f"pybnorm.{module}.{name}": {"value": is_(0.5)}
-        for module in ("graph", "hipdnn")
-        for name in (
-            "Tensor",
-            *(f"PointwiseAttributes.set_relu_{clip}" for clip in ("lower_clip", "upper_clip", "lower_clip_slope")),
-        )
-    },
-    "pybnorm.graph.Graph.execute_plan_at_index": {"workspace": lambda w: np.zeros(1 << 16, np.uint8)},
-    "pybnorm.devices.cpu.Device.refill": {
-        "buffer": lambda w: pybnorm.devices.device_for(1).from_numpy(np.zeros(4, np.float32)),
-        "data": is_(np.zeros(16, np.uint8)),
-    },
-    "pybnorm.hipdnn": {
-        **GRAPH,
-        **{"code": LEFT, "err_msg": is_("x"), "stream": is_(0), "backend": is_("onednn"), "size_bytes": is_(8)},
-        **{"policy": LEFT, "engine_id": is_(0), "handle": lambda w: w.handle, "data": is_(b"12345678")},
-        **{"json_string": lambda w: graph(0)(w).to_json(), "plan_index": is_(0), "engineId": is_(0)},
-        **{"knob_settings": is_([]), "dtype": is_("float32")},
-    },
-    "pybnorm.hipdnn.Graph.from_binary": {"data": lambda w: hipdnn_graph(0)(w).to_binary()},
-    **{
-        f"pybnorm.hipdnn.{name}": {"handle": hipdnn_handle}
-        for name in ("destroy_handle", "get_loaded_engine_plugin_paths", "get_stream", "set_stream")
-    },
-    "pybnorm.hipdnn.Graph.from_compiled_plan_binary": {"data": lambda w: hipdnn_graph()(w).to_binary()},
-    "pybnorm.hipdnn.Graph.execute": {"workspace": LEFT},
-    "pybnorm.hipdnn.Graph.execute_plan_at_index": {"workspace": lambda w: np.zeros(1 << 16, np.uint8)},
-    "pybnorm.hipdnn.Graph.pointwise": {"rest": lambda w: (attributes("PointwiseAttributes")(w),)},
-    **{
-        f"pybnorm.{module}.Graph.{call}": {"attributes": attributes(name)}
-        for module in ("graph", "hipdnn")
-        for call, name in {
-            "batchnorm": "BatchnormAttributes",
-            "batchnorm_inference": "BatchnormInferenceAttributes",
-            "batchnorm_inference_variance_ext": "BatchnormInferenceAttributesVarianceExt",
-            "batchnorm_backward": "BatchnormBackwardAttributes",
-        }.items()
-    },
-    "pybnorm.graph.Graph.pointwise": {"rest": lambda w: (attributes("PointwiseAttributes")(w),)},
-    "pybnorm.graph.Graph.execute": {"variant_pack": pack},
-    "pybnorm.layer.Info.from_gocudnn_json": {"text": lambda w: layer(2)(w).info().to_gocudnn_json()},
-    "pybnorm.layer": {
-        **{
-            "exponential_average_factor": is_(0.1),
-            "initial_running_variance": is_(1.0),
-            "device": LEFT,
-            "options": is_({}),
-            "operation": is_("backward"),
-        },
-        **{"info": lambda w: layer(2)(w).info(), "text": lambda w: layer(2)(w).info().to_json()},
-        **{"data_type": is_("f32"), "nan_policy": is_("propagate")},
-    },
-    "pybnorm.layer.Info": {
-        **named("running_mean running_variance saved_mean saved_inv_variance", wide),
-        **{"dims": is_((1, CHANNELS, 1, 1)), "strides": is_((CHANNELS, 1, 1, 1)), "format": is_(0)},
-    },
-    "pybnorm.sync": {
-        **{"communicator": lambda w: Mirror(), "channels": is_(CHANNELS), "deterministic": is_(False)},
-        **{"counts": is_((8, 8)), "exponential_average_factor": is_(0.1), "call": is_("forward"), "options": is_({})},
-        "arguments": lambda w: (w.data, vector(w), vector(w), data(w)),
-    },
-    "pybnorm.devices": {"device_type": is_(1), "device_id": is_(0)},
-    "pybnorm.devices.cpu": {
-        **{
-            "array": data,
-            "buffer": lambda w: pybnorm.devices.device_for(1).from_numpy(w.data),
-            "nbytes": is_(64),
-            "dtype": LEFT,
-        },
-        **{"call": is_(lambda *_: None), "repeats": is_(2), "function": is_(lambda: None)},
-    },
-    "pybnorm.check": {
-        **{
-            "line": is_("train,spatial,f32,nchw,2x3x2x2"),
-            "text": is_("train,spatial,f32,nchw,2x3x2x2"),
-            "name": is_("suite"),
-        },
-        **{
-            "problem": problem,
-            "operation": is_(pybnorm.Operation.FORWARD_TRAINING),
-            "dtype": is_("f32"),
-            "strides": LEFT,
-            "scale": LEFT,
-            "saved": is_(True),
-        },
-        **{"name_or_path": is_("smoke"), "cases": is_(["train,spatial,f32,nchw,2x3x2x2"]), "suites": is_([])},
-        **{"m": is_(8), "fill": is_("exact"), "case": is_("train,spatial,f32,nchw,2x3x2x2")},
-    },
-    "pybnorm.check.run_case": {"session": lambda w: w.session()},
-    "pybnorm.check.judge": {"outputs": made_outputs},
-    "pybnorm.check.run.archive": {"path": is_("nothing-here")},
-    "pybnorm.check.compare.comparison": {"runs": is_([]), "path": is_("nothing-here"), "paths": is_(["nothing-here"])},
-    "pybnorm.defects.Defect.largest": {"output": is_("y")},
-    "pybnorm.defects.Defect.on_card": {"device": is_("a card")},
-    "pybnorm.check.judging.bounds": {
-        "inputs": lambda w: inputs(w),
-        "expected": expected,
-        "output": is_("y"),
-        "got": data,
-    },
-}
-"""Good arguments that differ from `COMMON`, of a module and the modules below it or of a callable."""
-
-
-def fresh_handle(w: World) -> Any:
-    return pybnorm.Handle("onednn")
-
-
-STAGES = {
-    **{"build_operation_graph": 1, "create_execution_plans": 2, "check_support": 3, "build_plans": 4},
-    **{"get_workspace_size": 9, "execute": 9, "get_execution_plan_count": 9, "to_compiled_plan_binary": 9},
-    **{"get_plan_name": 3, "get_plan_name_at_index": 3, "build_plan_at_index": 3, "execute_plan_at_index": 9},
-    **{"get_workspace_size_plan_at_index": 9, "get_ranked_engine_ids": 2, "get_execution_plan_engine_id": 3},
-    **{"create_execution_plan_ext": 2, "get_autotune_workspace_size": 9},
-}
-"""How many steps of a graph's life are done when a method is called; some are of one module alone."""
-SELVES: dict[str, Callable[[World], Any]] = {
-    "pybnorm._core.Handle": lambda w: w.handle,
-    "pybnorm._core.TensorDescriptor": lambda w: w.x_desc,
-    "pybnorm._core.CallList": call_list,
-    "pybnorm._core.ForwardTrainingPlan": plan("plan_forward_training"),
-    "pybnorm._core.ForwardInferencePlan": plan("plan_forward_inference"),
-    "pybnorm._core.BackwardPlan": plan("plan_backward"),
-    "pybnorm._core.Handle.close": fresh_handle,
-    "pybnorm._core.TensorDescriptor.close": lambda w: pybnorm.TensorDescriptor("onednn", "f32", DIMS),
-    **{
-        f"pybnorm.graph.{name}": attributes(name)
-        for name in (
-            *("BatchnormAttributes", "BatchnormInferenceAttributes", "BatchnormInferenceAttributesVarianceExt"),
-            *("BatchnormBackwardAttributes", "PointwiseAttributes"),
-        )
-    },
-    "pybnorm.defects.Defect": is_(pybnorm.defects.DEFECTS[0]),
-    "pybnorm.graph.TensorAttributes": tensor(DIMS),
-    "pybnorm.graph.Tensor": tensor(DIMS),
-    "pybnorm.graph.Graph": graph(0),
-    **{f"pybnorm.graph.Graph.{name}": graph(stage) for name, stage in STAGES.items()},
-    "pybnorm.hipdnn.Graph": hipdnn_graph(0),
-    **{f"pybnorm.hipdnn.Graph.{name}": hipdnn_graph(stage) for name, stage in STAGES.items()},
-    "pybnorm.hipdnn.PointwiseAttributes": hipdnn_object("PointwiseAttributes"),
-    "pybnorm.hipdnn.Tensor": hipdnn_object("Tensor", 0.5),
-    "pybnorm.hipdnn.TensorAttributes": hipdnn_object("Tensor", 0.5),
-    "pybnorm.hipdnn.Handle": hipdnn_handle,
-    "pybnorm.hipdnn.Error": hipdnn_object("Error"),
-    "pybnorm.hipdnn.DeviceBuffer": hipdnn_object("DeviceBuffer", 8, backend="onednn"),
-    "pybnorm.graph.Graph.build": graph(0),
-    "pybnorm.layer.BatchNorm": layer(2),
-    "pybnorm.layer.BatchNorm.stage": layer(0),
-    "pybnorm.layer.Info": lambda w: layer(2)(w).info(),
-    "pybnorm.sync.SyncBatchNorm": trained,
-    "pybnorm.devices.cpu.Device": lambda w: pybnorm.devices.device_for(1),
-}
-"""Objects that methods are called on, of a class or of a method."""
+    def trained(self):
+        made = pybnorm.sync.SyncBatchNorm(self.handle, Mirror(), CHANNELS)
+        saved = {"saved_mean": self.vector(), "saved_inv_variance": self.vector()}
+        made.forward(self.memory, self.vector(), self.vector(), self.data(), **saved)
+        return made
 
 
 # ---------------------------------------------------------------- what there is to call
 
 
+def sections():
+    """`GOOD`, as a regular expression of a scope and its lines: names, whether they are addresses, the expression."""
+    made = []
+    for line in GOOD.strip().splitlines():
+        if not line.startswith(" "):
+            made.append((re.compile("" if line == "pybnorm" else line), []))
+        else:
+            names, sign, expression = re.fullmatch(r" +([\w ]+) ([=@]) (.+)", line).groups()
+            code = LEFT if expression == "LEFT" else compile(expression, f"good {names}", "eval")
+            made[-1][1].append((names.split(), sign == "@", code))
+    return made
+
+
+SECTIONS = sections()
+
+
 class Target:
     """One callable."""
 
-    def __init__(self, module: str, name: str, function: Callable[..., Any], owner: type | None, method: bool) -> None:
+    def __init__(self, module, name, function, owner, method):
         self.module, self.name, self.function, self.owner, self.method = module, name, function, owner, method
-        self.starred: str | None = None
-        known: dict[str, Any] = dict(COMMON)
-        path = name.split(".")
-        scopes = [".".join(path[:length]) for length in range(1, len(path) + 1)]
-        for scope in scopes:
-            known |= GOOD.get(scope, {})
-        self.addresses = {a for scope in scopes for a in ADDRESSES.get(scope, ())}
-        self.makers: dict[str, Callable[[World], Any]] = {}
-        self.parameters: list[str] = []
-        self.positional: list[str] = []
+        self.path = name.split(".")
+        known, self.addresses = {}, set()
+        for length in range(1, len(self.path) + 1):
+            scope = ".".join(self.path[1:length])
+            for names, address, code in (line for head, lines in SECTIONS if head.fullmatch(scope) for line in lines):
+                known |= dict.fromkeys(names, code)
+                self.addresses |= {*names} if address else set()
+        self.makers, self.parameters, self.positional, self.starred = {}, [], [], None
         missing = []
         for parameter in _parameters(function, owner, method):
             parameter_name = parameter.name
@@ -692,40 +560,35 @@ class Target:
                 self.positional.append(parameter_name)
                 self.starred = parameter_name if parameter.kind == parameter.VAR_POSITIONAL else self.starred
             self.parameters.append(parameter_name)
-            maker = known.get(parameter_name, LEFT)
-            if maker is not LEFT:
+            if (maker := known.get(parameter_name, LEFT)) is not LEFT:
                 self.makers[parameter_name] = maker
             elif parameter.default is parameter.empty and parameter.kind != parameter.VAR_POSITIONAL:
                 missing.append(parameter_name)
-        if missing:
-            raise LookupError(f"{name}: no good value is known for {', '.join(missing)} (tests/fuzz/hostile_calls.py)")
-        self.own: Callable[[World], Any] | None = None
         if method:
-            self.own = next((SELVES[scope] for scope in reversed(scopes) if scope in SELVES), None)
-            if self.own is None:
-                raise LookupError(f"{name}: no object is known to call it on (tests/fuzz/hostile_calls.py)")
+            if "self" in known:
+                self.makers["self"] = known["self"]
+            else:
+                missing.append("self")
             if owner is not None and module == "pybnorm._core":
                 self.parameters.insert(0, "self")  # a Python class is as its constructor leaves it
+        if missing:
+            raise LookupError(f"{name}: no good value is known for {', '.join(missing)} (tests/fuzz/hostile_calls.py)")
 
-    def replaced(self, parameter: str, good: Any, value: Any) -> Any:
+    def replaced(self, parameter, good, value):
         """What is given as `parameter`: of several positional ones the first is hostile."""
         return [value, *good[1:]] if parameter == self.starred else value
 
-    def good(self, w: World) -> dict[str, Any]:
+    def good(self, w):
         """Good arguments, made anew."""
-        made = {name: maker(w) for name, maker in self.makers.items()}
-        if self.own is not None:
-            made["self"] = self.own(w)
-        return made
+        return {name: eval(maker, w.names, {"path": self.path}) for name, maker in self.makers.items()}
 
-    def unmade(self, w: World) -> Any:
+    def unmade(self):
         """An object of the class whose constructor did not run."""
-        assert self.owner is not None
         if self.owner is _core.CallList:  # whose constructor is its __cinit__, which always runs
-            return _core.CallList(fresh_handle(w))
+            return _core.CallList(pybnorm.Handle("onednn"))
         return self.owner.__new__(self.owner)
 
-    def call(self, arguments: dict[str, Any]) -> Any:
+    def call(self, arguments):
         """Call it with these."""
         arguments = {n: a.pointer if type(a) is Address else a for n, a in arguments.items()}
         first = [arguments.pop("self")] if self.method else []
@@ -737,16 +600,15 @@ class Target:
         return self.function(*first, **arguments)
 
 
-def _parameters(function: Callable[..., Any], owner: type | None, method: bool) -> list[inspect.Parameter]:
+def _parameters(function, owner, method):
     try:
         found = list(inspect.signature(function).parameters.values())
     except ValueError:  # Cython's constructors and __call__: from the stub
-        assert owner is not None
         return _stub(owner.__name__, "__init__" if function is owner else "__call__")
     return found[1:] if method else found
 
 
-def _stub(owner: str, method: str) -> list[inspect.Parameter]:
+def _stub(owner, method):
     tree = ast.parse(Path(_core.__file__).with_name("_core.pyi").read_text("utf-8"))
     body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == owner)
     given = next((node.args for node in body if isinstance(node, ast.FunctionDef) and node.name == method), None)
@@ -764,7 +626,7 @@ def _stub(owner: str, method: str) -> list[inspect.Parameter]:
     ]
 
 
-def modules() -> Iterator[tuple[str, tuple[str, ...]]]:
+def modules():
     """Public modules, and the names of each."""
     yield "pybnorm._core", tuple(name for name in _core.__all__ if name != "Cache")  # a dictionary of modules here
     yield "pybnorm", tuple(pybnorm.__all__)
@@ -784,7 +646,7 @@ def modules() -> Iterator[tuple[str, tuple[str, ...]]]:
         yield info.name, tuple(names)
 
 
-def _has(name: str) -> bool:
+def _has(name):
     try:
         importlib.import_module(name)
     except ImportError:
@@ -792,53 +654,39 @@ def _has(name: str) -> bool:
     return True
 
 
-def targets() -> dict[str, Target]:
+def targets():
     """Every public callable by its name; each under the first module that has it."""
-    made: dict[str, Target] = {}
-    seen: set[int] = set()
+    made, seen = {}, set()
     for module, names in modules():
         for name in names:
             thing = getattr(importlib.import_module(module), name)
-            if (
-                not (inspect.isroutine(thing) or inspect.isclass(thing))
-                or id(thing) in seen
-                or f"{module}.{name}" in NOT_CALLED
-            ):
-                continue
-            seen.add(id(thing))
-            for target in _targets(module, name, thing):
-                made[target.name] = target
+            called = (inspect.isroutine(thing) or inspect.isclass(thing)) and f"{module}.{name}" not in NOT_CALLED
+            if called and id(thing) not in seen:
+                seen.add(id(thing))
+                made |= {target.name: target for target in _targets(module, name, thing)}
     return made
 
 
-def _targets(module: str, name: str, thing: Any) -> Iterator[Target]:
+def _targets(module, name, thing):
     path = f"{module}.{name}"
     if not inspect.isclass(thing):
         yield Target(module, path, thing, None, False)
         return
     if issubclass(thing, BaseException) or getattr(thing, "_is_protocol", False):
         return  # made by us; or a description of objects of others
-    if not (issubclass(thing, tuple | enum.Enum | _core.Plan) or _is_record(thing)):
+    # The constructor of a record takes what it is given, as generated by Python.
+    record = dataclasses.is_dataclass(thing) and not hasattr(thing, "__post_init__")
+    if not (issubclass(thing, tuple | enum.Enum | _core.Plan) or record):
         yield Target(module, path, thing, thing, False)
-    own = {name: raw for base in reversed(thing.__mro__) if _is_ours(base) for name, raw in vars(base).items()}
-    for attribute, raw in own.items():
+    ours = [base for base in reversed(thing.__mro__) if base.__module__.partition(".")[0] == "pybnorm"]
+    for attribute, raw in {name: raw for base in ours for name, raw in vars(base).items()}.items():
         if (attribute.startswith("_") and attribute != "__call__") or module in PUBLIC:
             continue
         function = getattr(thing, attribute)
         if callable(function) and not inspect.isclass(function) and not isinstance(function, thing):
-            yield Target(
-                module, f"{path}.{attribute}", function, thing, not isinstance(raw, staticmethod | classmethod)
-            )
+            method = not isinstance(raw, staticmethod | classmethod)
+            yield Target(module, f"{path}.{attribute}", function, thing, method)
 
 
-def _is_ours(thing: type) -> bool:
-    return thing.__module__.partition(".")[0] == "pybnorm"
-
-
-def _is_record(thing: type) -> bool:
-    """Whether its constructor takes what it is given, as generated by Python."""
-    return dataclasses.is_dataclass(thing) and not hasattr(thing, "__post_init__")
-
-
-TARGETS: dict[str, Target] = {}
+TARGETS = {}
 TARGETS.update(targets())
