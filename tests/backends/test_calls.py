@@ -23,12 +23,7 @@ from pybnorm.check.language.problem import Problem
 LAYOUTS = [Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST]
 SHAPES = [(6, 5), (4, 3, 7), (4, 5, 6, 7), (2, 3, 2, 3, 4)]
 OPERATIONS = [Operation.FORWARD_TRAINING, Operation.FORWARD_INFERENCE, Operation.BACKWARD]
-PARAMETERS = {
-    Operation.FORWARD_TRAINING: ("scale", "bias", "running_mean", "running_variance", "saved_mean",
-                                 "saved_inv_variance"),
-    Operation.FORWARD_INFERENCE: ("scale", "bias", "running_mean", "running_variance"),
-    Operation.BACKWARD: ("scale", "dscale", "dbias", "saved_mean", "saved_inv_variance"),
-}  # fmt: skip
+PARAMETERS = {operation: [t.name for t in calls.TENSORS[operation] if not t.data] for operation in OPERATIONS}
 SENTINEL = 0xA5
 
 
@@ -181,6 +176,16 @@ class Case:
         space = {"workspace": memory.pointer, "workspace_size": memory.nbytes} if memory else {}
         call = getattr(pybnorm, f"batch_normalization_{self.problem.operation.name.lower()}")
         call(self.handle, **self.addresses(), **calls.options(self.problem), **space)
+
+    def run_plan(self, algorithm=None):
+        """By a plan, which is returned."""
+        arrays, p = {**self.given, **self.made}, self.problem
+        like = {n: arrays[n] for n in ("x", "y", "dy", "dx") if n in arrays}
+        stated = {name: getattr(p, name) for name in calls.STATED[p.operation]}
+        make = getattr(self.handle, f"plan_{calls.METHODS[p.operation]}")
+        plan = make(**like, **stated, **calls.options(p) | {"algorithm": algorithm})
+        plan(**arrays, workspace=self.device.empty_bytes(plan.workspace_size) if plan.workspace_size else None)
+        return plan
 
     def addresses(self):
         """Descriptors, and the addresses of all that the call on addresses takes: None of what is absent."""
