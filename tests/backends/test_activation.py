@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import test_calls
 from place import device_of
 from tables import table
 
@@ -24,6 +25,7 @@ from pybnorm import (
     ArgumentError,
     Capability,
     DataType,
+    Layout,
     Mode,
     Operation,
     UnsupportedError,
@@ -31,109 +33,50 @@ from pybnorm import (
     miopen,
     operations,
 )
+from pybnorm.check.language import calls
 from pybnorm.miopen import ActivationMode
 
 TRAIN, INFER, BACKWARD = Operation.FORWARD_TRAINING, Operation.FORWARD_INFERENCE, Operation.BACKWARD
 OPERATIONS = (TRAIN, INFER, BACKWARD)
 DIMS = (4, 3, 4, 5)
-EPSILON = 1e-3
 ACTIVATIONS = {
     "relu": {"activation": Activation.RELU},
-    "clipped": {"activation": "clipped_relu", "activation_high": 0.75},
-    "clamp": {"activation": 3, "activation_low": -0.5, "activation_high": 0.625},
+    "clipped": {"activation": Activation.CLIPPED_RELU, "high": 0.75},
+    "clamp": {"activation": Activation.CLAMP, "low": -0.5, "high": 0.625},
 }
-BOUNDS = {"relu": (0.0, np.inf), "clipped": (0.0, 0.75), "clamp": (-0.5, 0.625)}
 MODES = (Mode.SPATIAL, Mode.PER_ACTIVATION)
 BLENDS = [(1.0, 0.0, 1.0, 0.0), (-2.0, 0.0, 1.0, 0.0), (0.5, -1.5, -2.0, 3.0)]
 MIOPEN_API = Path(__file__).parents[2] / "pybnorm" / "backends" / "miopen" / "api.h"
-CHILD = "PYBNORM_TEST_ACTIVATION_CHILD"  # "with" or "without": what the double has
+HERE = "not onednn and not native"
+CHILD = "PYBNORM_TEST_ACTIVATION_CHILD"  # what the double has: "with", "without" or "plain"
 
 
-class Case:
-    """Arrays of one call on the handle's device, and what is right of each output, in float64."""
+class Case(test_calls.Case):
+    """A case with an activation."""
 
-    def __init__(self, handle, operation, mode, activation, blend=(1.0, 0.0, 1.0, 0.0), saved=True):
-        self.handle, self.operation, self.mode, self.blend = handle, operation, mode, blend
-        self.act = {} if activation is None else ACTIVATIONS[activation]
-        self.low, self.high = (-np.inf, np.inf) if activation is None else BOUNDS[activation]
-        self.device = device_of(handle)
-        rng = np.random.default_rng(17)
-        axes = (0, 2, 3) if mode == Mode.SPATIAL else (0,)
-        params = tuple(1 if a in axes else d for a, d in enumerate(DIMS))
-        x, dy, prior = (rng.normal(0.2, 1.0, DIMS).astype(np.float32) for _ in range(3))
-        scale, bias, mean = (rng.normal(0.4, 0.5, params).astype(np.float32) for _ in range(3))
-        variance = rng.uniform(0.5, 1.5, params).astype(np.float32)
-        priors = [rng.normal(0, 1, params).astype(np.float32) for _ in range(2)]
-        wide = x.astype(np.float64)
-        batch = wide.mean(axes, keepdims=True), wide.var(axes, keepdims=True)
-        mu, var = (mean.astype(np.float64), variance.astype(np.float64)) if operation == INFER else batch
-        inverse = 1 / np.sqrt(var + EPSILON)
-        hat = (wide - mu) * inverse
-        out = scale * hat + bias
-        # No value so near a bound that rounding could decide on which side it is.
-        assert all(np.abs(out - b).min() > 1e-5 for b in (self.low, self.high) if np.isfinite(b))
-        m = x.size / scale.size
-        a, b, ap, bp = blend
-        self.given = {"x": x, "scale": scale, "bias": bias}
-        if operation == BACKWARD:
-            g = np.where((out > self.low) & (out <= self.high), dy, 0).astype(np.float64)
-            dbias, dscale = g.sum(axes, keepdims=True), (g * hat).sum(axes, keepdims=True)
-            dx = scale * inverse * (g - dbias / m - hat * dscale / m)
-            self.right = {"dx": a * dx + b * prior, "dscale": ap * dscale + bp * priors[0]}
-            self.right["dbias"] = ap * dbias + bp * priors[1]
-            self.given["dy"] = dy
-            self.written = {"dx": prior, "dscale": priors[0], "dbias": priors[1]}
-            if saved:
-                self.given |= {"saved_mean": mu.astype(np.float32), "saved_inv_variance": inverse.astype(np.float32)}
-        else:
-            self.right = {"y": a * np.clip(out, self.low, self.high) + b * prior}
-            self.written = {"y": prior}
-            if operation == INFER:
-                self.given |= {"running_mean": mean, "running_variance": variance}
-            else:
-                nan = np.full(params, np.nan, np.float32)
-                self.written |= {"running_mean": mean, "running_variance": variance}
-                self.written |= {"saved_mean": nan, "saved_inv_variance": nan.copy()}
-                self.right["running_mean"] = 0.75 * mean + 0.25 * mu
-                self.right["running_variance"] = 0.75 * variance + 0.25 * var * m / (m - 1)
-                self.right |= {"saved_mean": mu, "saved_inv_variance": inverse}
-        self.memory = {n: self.device.from_numpy(v) for n, v in {**self.given, **self.written}.items()}
+    def __init__(self, handle, operation, mode, activation, blend=BLENDS[0], saved=True):
+        options = dict(zip(("alpha", "beta", "alpha_param", "beta_param"), blend, strict=True))
+        options |= {"fill": "randn", "eps": 1e-3, "factor": 0.25, "saved": saved, **ACTIVATIONS.get(activation, {})}
+        layout = Layout.CHANNELS_FIRST
+        super().__init__(handle, test_calls.problem_of(operation, mode, DataType.FLOAT32, layout, DIMS, **options))
 
-    def options(self):
-        a, b, ap, bp = self.blend
-        if self.operation == BACKWARD:
-            names = {"alpha": a, "beta": b, "alpha_param": ap, "beta_param": bp}
-        else:
-            names = {"alpha": a, "beta": b}
-        if self.operation == TRAIN:
-            names["exponential_average_factor"] = 0.25
-        return names | {"mode": self.mode, "epsilon": EPSILON}
-
-    def workspace(self):
-        a, b, ap, bp = self.blend
-        size = self.handle.workspace_size(
-            self.operation, self.handle.descriptor(self.memory["x"]), mode=self.mode, alpha=a, beta=b, alpha_param=ap,
-            beta_param=bp, epsilon=EPSILON, saved="saved_mean" in self.memory, **self.act,
-        )  # fmt: skip
-        self.kept = self.device.empty_bytes(size)
-        return (self.kept.pointer, self.kept.nbytes) if size else None
+    @property
+    def arrays(self):
+        return {**self.given, **self.made}
 
     def call(self, **changes):
-        call = {TRAIN: self.handle.forward_training, INFER: self.handle.forward_inference}
-        arrays = {n: v for n, v in self.memory.items() if n != "bias" or self.operation != BACKWARD or self.act}
-        arguments = {**arrays, **self.options(), **self.act, **changes}
-        call.get(self.operation, self.handle.backward)(**arguments)
+        method = getattr(self.handle, calls.METHODS[self.problem.operation])
+        method(**{**self.arrays, **calls.options(self.problem), **changes})
 
-    def judge(self):
+    def refuses(self, error, call, argument=None):
+        """The error of a call that writes nothing."""
+        with pytest.raises(error) as caught:
+            call()
         self.device.synchronize()
-        for name, right in self.right.items():
-            got = self.device.to_numpy(self.memory[name]).astype(np.float64).reshape(right.shape)
-            assert np.abs(got - right).max() <= 1e-5 * (1 + np.abs(right).max()), name
-
-    def untouched(self):
-        self.device.synchronize()
-        for name, before in self.written.items():
-            assert self.device.to_numpy(self.memory[name]).tobytes() == before.tobytes(), name
+        self.unchanged(self.arrays)
+        if argument:
+            assert (caught.value.argument, bool(caught.value.allowed)) == (argument, True)
+        return caught.value
 
 
 def fuses(handle, operation, mode=Mode.SPATIAL):
@@ -147,15 +90,13 @@ def fuses(handle, operation, mode=Mode.SPATIAL):
 def test_the_activation_comes_before_the_blend(handle, operation, mode, activation):
     for blend, saved in itertools.product(BLENDS, [True, False]):
         case = Case(handle, operation, mode, activation, blend, saved)
-        if not fuses(handle, operation, mode):
-            for attempt in (case.workspace, case.call):
-                with pytest.raises(UnsupportedError) as caught:
-                    attempt()
-                assert "activation" in caught.value.text or "ReLU" in caught.value.text
-            case.untouched()
-            continue
-        case.call(workspace=case.workspace())
-        case.judge()
+        if fuses(handle, operation, mode):
+            case.run_arrays()
+            case.judge()
+        else:
+            for attempt in (lambda case=case: case.workspace(case.descriptors()), case.call):
+                text = case.refuses(UnsupportedError, attempt).text
+                assert "activation" in text or "ReLU" in text
 
 
 @table(("changes", "argument"), [
@@ -178,43 +119,30 @@ def test_the_activation_comes_before_the_blend(handle, operation, mode, activati
 @table("operation", OPERATIONS)
 def test_bad_activations_are_refused_by_name(handle, operation, changes, argument):
     case = Case(handle, operation, Mode.SPATIAL, None)
-    with pytest.raises(ArgumentError) as caught:
-        case.call(**changes)
-    assert (caught.value.argument, bool(caught.value.allowed)) == (argument, True)
-    case.untouched()
-    with pytest.raises(ArgumentError) as caught:
-        handle.workspace_size(operation, handle.descriptor(case.memory["x"]), **changes)
-    assert caught.value.argument == argument
+    x = case.descriptors()["x"]
+    for call in (lambda: case.call(**changes), lambda: handle.workspace_size(operation, x, **changes)):
+        case.refuses(ArgumentError, call, argument)
 
 
 def test_backward_takes_the_bias_with_an_activation_only(handle):
     case = Case(handle, BACKWARD, Mode.SPATIAL, "relu")
-    for changes in ({"bias": None}, {"bias": case.memory["bias"], "activation": Activation.NONE}):
-        with pytest.raises(ArgumentError) as caught:
-            case.call(**changes)
-        assert caught.value.argument == "bias"
-    case.untouched()
+    for changes in ({"bias": None}, {"activation": Activation.NONE}):
+        case.refuses(ArgumentError, lambda changes=changes: case.call(**changes), "bias")
 
 
 def test_axpby_has_no_activation(handle):
-    case = Case(handle, TRAIN, Mode.SPATIAL, None)
     with pytest.raises(ArgumentError, match="activation"):
-        handle.workspace_size(Operation.AXPBY, handle.descriptor(case.memory["x"]), activation="relu")
+        handle.workspace_size("axpby", pybnorm.TensorDescriptor(handle.backend, "f32", DIMS), activation="relu")
 
 
 def test_the_calls_on_addresses_take_it_too(handle):
     case = Case(handle, BACKWARD, Mode.SPATIAL, "clamp")
     if not fuses(handle, BACKWARD):
         pytest.skip(f"{handle.backend}: no fused activation; refusals are tested on arrays")
-    m = {n: b.pointer for n, b in case.memory.items()}
-    d = handle.descriptor(case.memory["x"])
-    p = pybnorm.derive_bn_tensor_descriptor(d, Mode.SPATIAL)
-    arguments = (handle, Mode.SPATIAL, 1.0, 0.0, 1.0, 0.0, d, m["x"], d, m["dy"], d, m["dx"], p, m["scale"],
-                 m["dscale"], m["dbias"], EPSILON, m["saved_mean"], m["saved_inv_variance"])  # fmt: skip
-    with pytest.raises(ArgumentError, match="bias"):
-        pybnorm.batch_normalization_backward(*arguments, **case.act)
-    case.untouched()
-    pybnorm.batch_normalization_backward(*arguments, bias=m["bias"], **case.act)
+    arguments = {**case.addresses(), **calls.options(case.problem)}
+    bad = arguments | {"bias": None}
+    case.refuses(ArgumentError, lambda: pybnorm.batch_normalization_backward(handle, **bad), "bias")
+    case.run_addresses()
     case.judge()
 
 
@@ -255,17 +183,18 @@ FUNCTIONS = {
 class Named(Case):
     """The same by MIOpen's names."""
 
-    def call(self, descriptor=None, **changes):
-        names = {**MIOPENS, **MIOPENS[self.operation]}
-        data = self.handle.descriptor(self.memory["x"])
-        derived = pybnorm.derive_bn_tensor_descriptor(data, self.mode)
-        function = FUNCTIONS[self.operation]
-        parameters = inspect.signature(function).parameters.values()
-        arguments = dict.fromkeys(p.name for p in parameters if p.default is p.empty)
+    def call(self, descriptor=None, operation=None, **changes):
+        operation = operation or self.problem.operation
+        names, function = {**MIOPENS, **MIOPENS[operation]}, FUNCTIONS[operation]
+        data = self.descriptors()["x"]
+        derived = pybnorm.derive_bn_tensor_descriptor(data, self.problem.mode)
+        parameters = inspect.signature(function).parameters
+        arguments = dict.fromkeys(name for name, p in parameters.items() if p.default is p.empty)
         for name in arguments:
             if name.endswith("_desc"):
                 arguments[name] = data if name in ("x_desc", "y_desc", "dy_desc", "dx_desc") else derived
-        arguments |= {names.get(n, n): v for n, v in {**self.memory, **self.options()}.items()}
+        mine = {names.get(n, n): v for n, v in {**self.arrays, **calls.options(self.problem)}.items()}
+        arguments |= {name: value for name, value in mine.items() if name in parameters}
         space = self.device.empty_bytes(1 << 20)
         arguments |= {"handle": self.handle, "activ_desc": descriptor, "workspace": (space.pointer, space.nbytes)}
         function(**(arguments | changes))
@@ -291,11 +220,9 @@ def test_pasthru_is_the_call_without(handle, operation, descriptor):
 
 
 def test_inference_without_estimates_takes_an_activation(handle):
-    case, right = (Named(handle, o, Mode.SPATIAL, "relu") for o in (INFER, TRAIN))
-    if any(case.given[n].tobytes() != right.given[n].tobytes() for n in ("x", "scale", "bias")):
-        pytest.fail("the two cases must have the same inputs")
-    case.call(DESCRIPTORS["relu"], estimated_mean=None, estimated_variance=None)
-    case.right = {"y": right.right["y"]}
+    case = Named(handle, TRAIN, Mode.SPATIAL, "relu")
+    case.call(DESCRIPTORS["relu"], operation=INFER, estimated_mean=None, estimated_variance=None)
+    case.expected.outputs = {"y": case.expected.outputs["y"]}
     case.judge()
 
 
@@ -309,41 +236,25 @@ def test_inference_without_estimates_takes_an_activation(handle):
 @table("operation", OPERATIONS)
 def test_bad_descriptors_are_refused_in_miopens_words(handle, operation, descriptor, argument):
     case = Named(handle, operation, Mode.SPATIAL, "relu")
-    with pytest.raises(ArgumentError) as caught:
-        case.call(descriptor)
-    assert caught.value.argument == argument
-    case.untouched()
+    case.refuses(ArgumentError, lambda: case.call(descriptor), argument)
 
 
-def test_composed_calls_refuse_what_the_others_do(handle):
-    case = Named(handle, BACKWARD, Mode.SPATIAL, "relu")
-    for changes, argument in (
-        ({"bn_bias": None}, "bn_bias"),
-        ({"saved_mean": None}, "saved_mean"),
-        ({"result_bn_scale_diff": case.memory["scale"]}, "result_bn_scale_diff"),
-        ({"dx": case.memory["x"]}, "dx"),
-        ({"epsilon": -1.0}, "epsilon"),
-        ({"alpha_data_diff": float("nan")}, "alpha_data_diff"),
-    ):
-        with pytest.raises(ArgumentError) as caught:
-            case.call(DESCRIPTORS["relu"], **changes)
-        assert caught.value.argument == argument
-        case.untouched()
-    case = Named(handle, TRAIN, Mode.SPATIAL, "relu")
-    for changes, argument in (
-        ({"y": case.memory["x"], "beta": 0.5}, "y"),
-        ({"result_save_mean": case.memory["running_mean"]}, "result_save_mean"),
-        ({"result_save_mean": case.memory["bias"]}, "result_save_mean"),
-        ({"alpha": float("inf")}, "alpha"),
-        ({"beta": "no"}, "beta"),
-        ({"exp_avg_factor": 2.0}, "exp_avg_factor"),
-        ({"workspace": (0, 64)}, "workspace"),
-    ):
-        with pytest.raises(ArgumentError) as caught:
-            case.call(DESCRIPTORS["relu"], **changes)
-        assert argument in str(caught.value)
-        assert caught.value.argument in (argument, "result_running_mean")  # of two outputs that are one: either
-        case.untouched()
+# Values that are names of arrays stand for them. Of two outputs that are one either may be named.
+@table(("operation", "name", "value"), [
+    (BACKWARD, "bn_bias", None), (BACKWARD, "saved_mean", None), (BACKWARD, "result_bn_scale_diff", "scale"),
+    (BACKWARD, "dx", "x"), (BACKWARD, "epsilon", -1.0), (BACKWARD, "alpha_data_diff", float("nan")),
+    (TRAIN, "y", "x"), (TRAIN, "result_save_mean", "running_mean"), (TRAIN, "result_save_mean", "bias"),
+    (TRAIN, "alpha", float("inf")), (TRAIN, "beta", "no"), (TRAIN, "exp_avg_factor", 2.0),
+    (TRAIN, "workspace", (0, 64)),
+])  # fmt: skip
+def test_composed_calls_refuse_what_the_others_do(handle, operation, name, value):
+    case = Named(handle, operation, Mode.SPATIAL, "relu")
+    changes = {name: case.arrays.get(value, value) if type(value) is str else value}
+    if name == "y":
+        changes["beta"] = 0.5
+    error = case.refuses(ArgumentError, lambda: case.call(DESCRIPTORS["relu"], **changes))
+    assert name in str(error)
+    assert error.argument in (name, "result_running_mean")
 
 
 def test_the_modes_have_miopens_numbers():
@@ -399,7 +310,9 @@ not_in_a_child = pytest.mark.skipif(CHILD in os.environ, reason="this is the chi
 @not_in_a_child
 def test_a_library_with_the_calls(fused_library):
     assert len(fused_library.newer) == 3
-    output = run_again(fused_library() | {CHILD: "with"}, "-k", "miopen or counted")
+    output = run_again(
+        fused_library() | {CHILD: "with"}, "-k", f"(miopen or counted or the_inverse_deviation) and {HERE}"
+    )
     assert "no fused activation" not in output
 
 
@@ -407,23 +320,16 @@ def test_a_library_with_the_calls(fused_library):
 @not_in_a_child
 @pytest.mark.parametrize("missing", [slice(0, 3), slice(1, 3)], ids=["none", "training only"])
 def test_a_library_without_them(fused_library, missing):
-    output = run_again(fused_library(fused_library.newer[missing]) | {CHILD: "without"}, "-k", "miopen")
+    output = run_again(fused_library(fused_library.newer[missing]) | {CHILD: "without"}, "-k", f"miopen and {HERE}")
     assert "no fused activation" in output
 
 
 @pytest.mark.slow
 @not_in_a_child
-def test_a_library_without_v2(fused_library):
-    run_again(fused_library(fused_library.v2) | {CHILD: "plain"}, "-k", "counted")
-
-
-@pytest.mark.slow
-@not_in_a_child
-@pytest.mark.parametrize("there", [True, False])
-def test_a_library_with_and_without_inference_from_the_inverse(fused_library, there):
+def test_a_library_without_v2_and_inference_from_the_inverse(fused_library):
     assert len(fused_library.inverse) == 1
-    absent = [] if there else fused_library.inverse
-    run_again(fused_library(absent) | {CHILD: "with inverse" if there else "with"}, "-k", "the_inverse_deviation")
+    absent = fused_library.v2 + fused_library.inverse
+    run_again(fused_library(absent) | {CHILD: "plain"}, "-k", "counted or the_inverse_deviation")
 
 
 in_a_child = pytest.mark.skipif(CHILD not in os.environ, reason="only on the doubles that have the calls")
@@ -443,7 +349,7 @@ def test_the_calls_are_counted():
         before = counter(handle, f"{preferred}_calls").value
         for operation in OPERATIONS:
             case = Case(handle, operation, Mode.SPATIAL, None)
-            case.call()
+            case.run_arrays()
             case.judge()
         assert counter(handle, f"{preferred}_calls").value == before + 3
         assert counter(handle, f"{other}_calls").value == 0
@@ -465,7 +371,7 @@ def test_the_vendors_descriptor_is_what_was_asked_for_and_counted():
 @pytest.mark.parametrize("mode", MODES, ids=lambda v: v.name)
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (2.0, 0.5)])
 def test_the_inverse_deviation_goes_to_the_call_that_takes_it(mode, alpha, beta):
-    there = os.environ[CHILD] == "with inverse"
+    there = os.environ[CHILD] == "with"
     rng = np.random.default_rng(3)
     dims = (4, 3, 5, 6)
     axis = _arguments.kept_axes(4, mode)
