@@ -6,6 +6,7 @@ a refusal is checked like a result: UnsupportedError with a reason, outputs unto
 
 import ctypes
 import dataclasses
+import functools
 import itertools
 from typing import NamedTuple
 
@@ -124,9 +125,9 @@ class Expected(bounds.Expected):
 class Case:
     """A problem's arrays on a backend's device, and the call on them at either level."""
 
-    def __init__(self, handle, problem, strides=None):
+    def __init__(self, handle, problem, strides=None, device=None):
         self.handle, self.problem = handle, problem
-        self.device = device_of(handle)
+        self.device = device or device_of(handle)
         self.inputs = data.generate(problem)
         own = (handle.backend, problem.dtype) in STORES
         self.expected = (Expected if own else bounds.expect)(problem, self.inputs)
@@ -179,14 +180,20 @@ class Case:
         call = getattr(pybnorm, f"batch_normalization_{self.problem.operation.name.lower()}")
         call(self.handle, **self.addresses(), **calls.options(self.problem), **space)
 
-    def run_plan(self, algorithm=None):
-        """By a plan, which is returned."""
+    def planned(self, algorithm=None):
+        """A plan, and what calls it."""
         arrays, p = {**self.given, **self.made}, self.problem
         like = {n: arrays[n] for n in ("x", "y", "dy", "dx") if n in arrays}
         stated = {name: getattr(p, name) for name in calls.STATED[p.operation]}
         make = getattr(self.handle, f"plan_{calls.METHODS[p.operation]}")
         plan = make(**like, **stated, **calls.options(p) | {"algorithm": algorithm})
-        plan(**arrays, workspace=self.device.empty_bytes(plan.workspace_size) if plan.workspace_size else None)
+        space = self.device.empty_bytes(plan.workspace_size) if plan.workspace_size else None
+        return plan, functools.partial(plan, **arrays, workspace=space)
+
+    def run_plan(self, algorithm=None):
+        """By a plan, which is returned."""
+        plan, run = self.planned(algorithm)
+        run()
         return plan
 
     def addresses(self):

@@ -4,40 +4,24 @@ Needs libMIOpen, libamdhip64 and a device: a ROCm machine, or ci/miopen-on-cpu, 
 runtime lacks is a skip that names it, and the run lists those.
 """
 
-from __future__ import annotations
-
 import ctypes
-import functools
-import os
-from collections.abc import Callable
-from typing import Any, NoReturn
 
 import numpy as np
 import pytest
-from test_miopen_two_devices import CHANNELS, SHAPE, On
+from on import WORDS, On
 
 import pybnorm
-from pybnorm._arrays import ROCM, Buffer
+from pybnorm.check.judging import bounds
 from pybnorm.devices import hip
-from pybnorm.enums import DataType
 
 POINTER = ctypes.c_void_p
 GLOBAL = 0  # hipStreamCaptureModeGlobal, the strictest
 
 
-def absent(reason: str) -> NoReturn:
-    if "miopen" in os.environ.get("PYBNORM_REQUIRE_DEVICE", "").replace(" ", "").split(","):
-        pytest.fail(f"miopen is listed in PYBNORM_REQUIRE_DEVICE but: {reason}")
-    pytest.skip(f"miopen: {reason}")
-
-
 @pytest.fixture
-def on() -> Any:
-    try:
-        pybnorm.load("miopen")  # first: the HIP runtime that it links to is then the one in the process
-        found = On(0)
-    except (pybnorm.LibraryError, pybnorm.NotInitializedError) as error:
-        absent(str(error).splitlines()[0])
+def on(need_device):
+    need_device("miopen")
+    found = On()
     with found.handle:
         yield found
 
@@ -45,17 +29,17 @@ def on() -> Any:
 class Hip:
     """Functions of the loaded runtime; the ones that it lacks make the test a skip."""
 
-    def __init__(self, *names: str) -> None:
+    def __init__(self, *names):
         library = ctypes.CDLL(hip.load().file)
         lacking = [name for name in names if not hasattr(library, name)]
         if lacking:
             pytest.skip(f"miopen: this HIP runtime has no {', '.join(lacking)}")
         self._library = library
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
+    def __getattr__(self, name):
         function = self._library[name]
 
-        def call(*arguments: Any) -> None:
+        def call(*arguments):
             status = function(*[POINTER(a) if type(a) is int and a > 2**31 else a for a in arguments])
             assert status == 0, f"{name} returned {status}"
 
@@ -68,8 +52,8 @@ GRAPHS = (
 )
 
 
-def captured(on: On, work: Callable[[], None]) -> Callable[[], None]:
-    """What launches `work` again, and waits for it."""
+def captured(on, work):
+    """What launches `work` again."""
     runtime, graph, launch = Hip(*GRAPHS), POINTER(), POINTER()
     runtime.hipStreamBeginCapture(on.device.stream, GLOBAL)
     try:
@@ -77,120 +61,98 @@ def captured(on: On, work: Callable[[], None]) -> Callable[[], None]:
     finally:
         runtime.hipStreamEndCapture(on.device.stream, ctypes.byref(graph))
     runtime.hipGraphInstantiate(ctypes.byref(launch), graph, None, None, ctypes.c_size_t(0))
-
-    def again() -> None:
-        runtime.hipGraphLaunch(launch, POINTER(on.device.stream))
-        on.device.synchronize()
-
-    return again
+    return lambda: runtime.hipGraphLaunch(launch, POINTER(on.device.stream))
 
 
-def calls(on: On, algorithm: str | None) -> dict[str, tuple[Callable[[], None], Any, Any]]:
-    """What makes a planned call, the array that it writes, and what that has to be."""
-    mean, inverse = on.empty((CHANNELS,)), on.empty((CHANNELS,))
-    outputs = {"forward_training": on.y, "forward_inference": on.inferred, "backward": on.dx}
-    made = {}
-    for name, want in outputs.items():
-        given = {"running": False} if name == "forward_training" else {}
-        plan = getattr(on.handle, f"plan_{name}")(on.arrays["x"], **given, algorithm=algorithm)
-        space, out = on.device.empty_bytes(max(plan.workspace_size, 1)), on.empty()
-        arrays = {n: on.arrays[n] for n in ("x", "scale")}
-        if name == "backward":
-            sums = {n: on.empty((CHANNELS,)) for n in ("dscale", "dbias")}
-            arrays |= {"dy": on.arrays["dy"], "saved_mean": mean, "saved_inv_variance": inverse, "dx": out, **sums}
-        elif name == "forward_training":
-            arrays |= {"bias": on.arrays["bias"], "saved_mean": mean, "saved_inv_variance": inverse, "y": out}
-        else:
-            estimates = {f"running_{n}": on.arrays[n] for n in ("mean", "variance")}
-            arrays |= {"bias": on.arrays["bias"], "y": out, **estimates}
-        made[name] = functools.partial(plan, **arrays, workspace=space), out, want
-    return made
-
-
-def refill(on: On, out: Any) -> None:
-    on.device.refill(out, np.full(on.device.to_numpy(out).nbytes, 0xFF, np.uint8))
+def refill(case):
+    for name, buffer in case.made.items():
+        case.device.refill(buffer, np.full(case.before[name].nbytes, 0xFF, np.uint8))
 
 
 @pytest.mark.parametrize("algorithm", [None, "auto"])
-def test_every_plan_is_captured_and_launched_again(on: On, algorithm: str | None) -> None:
+def test_every_plan_is_captured_and_launched_again(on, algorithm):
     """After one call that compiles, as the plans' documentation asks."""
-    for name, (make, out, want) in calls(on, algorithm).items():
-        make()
-        again = captured(on, make)
+    for word in WORDS:
+        case = on.case(word)
+        _, run = case.planned(algorithm)
+        run()
+        again = captured(on, run)
         for _ in range(2):
-            refill(on, out)
+            refill(case)
             again()
-            assert on.far(out, want) < 1e-4, name
+            case.judge()
 
 
-def test_an_array_that_is_dropped_during_a_capture_does_not_end_it(on: On) -> None:
-    make, out, want = calls(on, None)["forward_inference"]
-    make()
-    dropped = [on.empty()]
+def test_an_array_that_is_dropped_during_a_capture_does_not_end_it(on):
+    case, dropped = on.case("infer"), [on.empty()]
+    _, run = case.planned()
+    run()
 
-    def work() -> None:
+    def work():
         dropped.clear()  # its finalizer is hipFree
-        make()
+        run()
 
     again = captured(on, work)
-    refill(on, out)
+    refill(case)
     again()
-    assert on.far(out, want) < 1e-4
+    case.judge()
 
 
-def test_calls_on_several_streams_are_each_right(on: On) -> None:
+def test_calls_on_several_streams_are_each_right(on):
     """None is waited for before all are enqueued; each stream's calls go one after another."""
-    others = [on, On(0), On(0)]
+    others = [on, On(), On()]
     assert len({other.device.stream for other in others}) == 3
-    made = [calls(other, "auto") for other in others]
+    cases = [[other.case(word) for word in WORDS] for other in others]
+    runs = [[case.planned("auto")[1] for case in each] for each in cases]
     for _ in range(4):
-        for name in ("forward_training", "forward_inference", "backward"):
-            for each in made:
-                each[name][0]()
-    for other, each in zip(others, made, strict=True):
-        for name, (_, out, want) in each.items():
-            assert other.far(out, want) < 1e-4, name
+        for calls in zip(*runs, strict=True):
+            for call in calls:
+                call()
+    for other, each in zip(others, cases, strict=True):
+        for case in each:
+            case.judge()
         if other is not on:
             other.handle.close()
 
 
-def test_a_handle_goes_from_stream_to_stream(on: On) -> None:
+def test_a_handle_goes_from_stream_to_stream(on):
     """A call waits for nothing but its own stream: the first one is waited for before the second is used."""
-    make, out, want = calls(on, None)["forward_training"]
-    other = On(0)
+    case, other = on.case(), On()
+    _, run = case.planned()
     for stream in (other.device, on.device, other.device):
         on.handle.set_stream(stream.stream)
-        refill(on, out)
-        make()
+        refill(case)
+        run()
         stream.synchronize()
-        assert on.far(out, want) < 1e-4
+        case.judge()
     other.handle.close()
 
 
-def test_memory_of_a_stream_s_own_pool(on: On) -> None:
+def test_memory_of_a_stream_s_own_pool(on):
     """What hipMallocAsync gives, as PyTorch's and RMM's allocators may; freed on the stream behind the call."""
     runtime, address = Hip("hipMallocAsync", "hipFreeAsync"), POINTER()
-    nbytes = int(np.prod(SHAPE)) * 4
-    runtime.hipMallocAsync(ctypes.byref(address), ctypes.c_size_t(nbytes), POINTER(on.device.stream))
-    strides = tuple(s // 4 for s in on.host["x"].strides)
-    y = Buffer(address.value or 0, SHAPE, strides, DataType.FLOAT32, ROCM, 0, True, None)
-    a, out = on.arrays, on.empty()
-    on.handle.forward_inference(*[a[n] for n in ("x", "scale", "bias", "mean", "variance")], y)
-    on.handle.axpby(1.0, y, 0.0, out)
+    case = on.case("infer")
+    y = case.made["y"]
+    nbytes = ctypes.c_size_t(case.before["y"].nbytes)
+    runtime.hipMallocAsync(ctypes.byref(address), nbytes, POINTER(on.device.stream))
+    case.made["y"] = y._replace(pointer=address.value, owner=None)
+    case.run_arrays(sized=False)
+    on.handle.axpby(1.0, case.made["y"], 0.0, y)
     runtime.hipFreeAsync(address, POINTER(on.device.stream))
-    assert on.far(out, on.inferred) < 1e-4
+    case.made["y"] = y
+    case.judge()
 
 
-def test_tensors_of_pytorch_for_rocm(on: On) -> None:
+def test_tensors_of_pytorch_for_rocm(on):
     torch = pytest.importorskip("torch", reason="miopen: PyTorch for ROCm is not installed")
     if torch.version.hip is None or not torch.cuda.is_available():
         pytest.skip("miopen: PyTorch is not of ROCm, or finds no device")
-    names = ("x", "scale", "bias", "mean", "variance")
-    stream = torch.cuda.current_stream()
-    on.handle.set_stream(stream.cuda_stream)
-    tensors = [torch.from_numpy(on.host[name]).cuda() for name in names]
+    case = on.case("infer")
+    on.handle.set_stream(torch.cuda.current_stream().cuda_stream)
+    inputs = [getattr(case.inputs, name) for name in ("x", "scale", "bias", "mean", "variance")]
+    tensors = [torch.from_numpy(np.ascontiguousarray(values)).cuda() for values in inputs]
     y = torch.empty_like(tensors[0])
     on.handle.forward_inference(*tensors, y)
-    assert float(np.abs(y.cpu().numpy() - on.inferred).max()) < 1e-4
+    assert bounds.judge(case.expected, "y", y.cpu().numpy()).status == bounds.Status.PASS
     with pytest.raises(pybnorm.ArgumentError, match="memory"):
         on.handle.forward_inference(*tensors[:-1], tensors[-1].cpu(), y)
