@@ -10,12 +10,14 @@ import pytest
 from c_table import FILL, table_of
 from place import device_of
 from tables import table
+from test_calls import OPERATIONS, Case, problem_of
 
 import pybnorm
-from pybnorm import DataType, Operation
+from pybnorm import DataType, Layout, Mode, Operation
 from pybnorm._core import numbered_algorithms
 from pybnorm.check.judging import bounds
 from pybnorm.check.judging.bounds import Status
+from pybnorm.check.language.calls import METHODS
 from pybnorm.check.language.data import generate
 from pybnorm.check.language.lines import expand
 from pybnorm.check.run import runner
@@ -138,7 +140,7 @@ def test_arrays_with_the_c_table_go_by_it(call):
     call.plan(**arrays, workspace=call.workspace)
     assert call.result().tobytes() == right.tobytes()
     assert {a.views for a in arrays.values()} == {1}
-    spread = kind(call.vectors["scale"], shape=(1, 8, 1, 1), steps=(77, 1, 5, 5))
+    spread = kind(call.arrays["scale"], shape=(1, 8, 1, 1), steps=(77, 1, 5, 5))
     call.plan(**arrays | {"scale": spread}, workspace=call.workspace)
     assert call.result().tobytes() == right.tobytes()
 
@@ -174,7 +176,7 @@ def test_a_lazily_negated_array_goes_by_no_table(call, steps):
     ],
 )
 def test_an_array_with_the_c_table_that_is_something_else_is_refused(call, name, options):
-    bad = exchanging()(getattr(call, name, None) or call.vectors[name], **options)
+    bad = exchanging()(call.arrays[name], **options)
     before = call.result()
     with pytest.raises((pybnorm.ArgumentError, pybnorm.ArgumentTypeError), match=name):
         call.plan(**call.arguments(**{name: bad}))
@@ -192,17 +194,19 @@ def test_outputs_go_by_the_c_table_of_pytorch_only_and_by_its_first_version(call
 # ---------------------------------------------------------------- calls of a plan
 
 
-class Call:
+def small(operation, **options):
+    return problem_of(
+        operation, Mode.SPATIAL, DataType.FLOAT32, Layout.CHANNELS_FIRST, (4, 8, 3, 5), fill="randn", **options
+    )
+
+
+class Call(Case):
     """A forward training plan of a small problem, and what to call it with."""
 
     def __init__(self, handle, **options):
-        self.device = device_of(handle)
-        self.handle = handle
-        rng = np.random.default_rng(3)
-        self.x = self.put(rng.standard_normal((4, 8, 3, 5)))
-        self.y = self.put(np.full((4, 8, 3, 5), np.nan))
-        vectors = ("scale", "bias", "running_mean", "running_variance", "saved_mean", "saved_inv_variance")
-        self.vectors = {name: self.put(np.ones(8)) for name in vectors}
+        super().__init__(handle, small(Operation.FORWARD_TRAINING))
+        self.arrays = {**self.given, **self.made}
+        self.x, self.y = self.arrays["x"], self.arrays["y"]
         self.plan = handle.plan_forward_training(self.x, self.y, **options)
         size = self.plan.workspace_size if self.device.device_type != CPU else 0
         self.space = self.put(np.zeros(size // 4 + 64)) if size else None
@@ -212,8 +216,7 @@ class Call:
         return self.device.from_numpy(np.asarray(values, np.float32))
 
     def arguments(self, **changes):
-        values = {"x": self.x, **self.vectors, "y": self.y, "workspace": self.workspace, **changes}
-        return values
+        return {**self.arrays, "workspace": self.workspace, **changes}
 
     def addresses(self):
         return {k: getattr(v, "pointer", v) for k, v in self.arguments().items()}
@@ -376,7 +379,7 @@ def test_an_unknown_algorithm_is_refused(call, algorithm):
     kind = pybnorm.ArgumentError if isinstance(algorithm, str) else pybnorm.ArgumentTypeError
     with pytest.raises(kind, match=r"^algorithm: got "):
         call.handle.plan_forward_training(call.x, algorithm=algorithm)
-    data = (call.x, call.vectors["scale"], call.vectors["bias"], call.y)
+    data = (call.x, call.arrays["scale"], call.arrays["bias"], call.y)
     with pytest.raises(kind, match=r"^algorithm: got "):
         call.handle.forward_training(*data, algorithm=algorithm)
 
@@ -430,124 +433,70 @@ def test_a_plan_of_a_closed_handle_is_refused(handle):
 
 
 def test_the_handle_keeps_plans_of_its_calls(handle):
-    call = Call(handle)
-    names = ("running_mean", "running_variance", "saved_mean", "saved_inv_variance")
-    with own_handle(call) as own:
-        with pybnorm.TensorDescriptor(handle.backend, DataType.FLOAT32, (4, 8, 3, 5)) as x:
-            need = own.workspace_size(Operation.FORWARD_TRAINING, x, algorithm="auto")
-        space = call.put(np.zeros(need // 4 + 64)) if need and call.device.device_type != CPU else None
+    with own_handle(Call(handle)) as own:
         results = []
         for epsilon in (1e-5, 1e-3, 1e-5):
-            own.forward_training(
-                call.x,
-                call.vectors["scale"],
-                call.vectors["bias"],
-                call.y,
-                **{name: call.vectors[name] for name in names},
-                epsilon=epsilon,
-                algorithm="auto",
-                workspace=space,
-            )
-            results.append(call.result())
-        assert results[0].tobytes() == results[2].tobytes() != results[1].tobytes()
+            case = Case(own, dataclasses.replace(small(Operation.FORWARD_TRAINING, eps=epsilon), algorithm="auto"))
+            case.run_arrays()
+            case.judge()
+            results.append(written(case))
+        assert results[0] == results[2] != results[1]
         with pytest.raises(pybnorm.ArgumentError, match="algorithm"):
-            own.workspace_size(Operation.AXPBY, own.descriptor(call.x), algorithm="auto")
+            own.workspace_size(Operation.AXPBY, own.descriptor(case.given["x"]), algorithm="auto")
 
 
-class Entry:
-    """A call of each operation through its handle, on arrays, and what it wrote."""
-
-    def __init__(self, call, seed=0):
-        rng = np.random.default_rng(seed)
-        self.device, self.outputs = call.device, {}
-        self.data = {n: call.put(rng.standard_normal((4, 8, 3, 5))) for n in ("x", "dy", "out")}
-        self.vectors = {n: call.put(rng.uniform(1, 2, 8)) for n in (*call.vectors, "dscale", "dbias")}
-
-    def arguments(self, operation):
-        named = {"y" if operation != Operation.BACKWARD else "dx": self.data["out"], "x": self.data["x"]}
-        wanted = {
-            Operation.FORWARD_TRAINING: ("scale", "bias", "running_mean", "running_variance", "saved_mean",
-                                         "saved_inv_variance"),
-            Operation.FORWARD_INFERENCE: ("scale", "bias", "running_mean", "running_variance"),
-            Operation.BACKWARD: ("scale", "dscale", "dbias", "saved_mean", "saved_inv_variance"),
-        }[operation]  # fmt: skip
-        named |= {n: self.vectors[n] for n in wanted}
-        return named | ({"dy": self.data["dy"]} if operation == Operation.BACKWARD else {})
-
-    def written(self):
-        self.device.synchronize()
-        return [self.device.to_numpy(a).tobytes() for a in (*self.data.values(), *self.vectors.values())]
+def written(case):
+    case.device.synchronize()
+    return [case.device.to_numpy(array).tobytes() for array in case.made.values()]
 
 
-CALLS = {
-    Operation.FORWARD_TRAINING: ("forward_training", "plan_forward_training"),
-    Operation.FORWARD_INFERENCE: ("forward_inference", "plan_forward_inference"),
-    Operation.BACKWARD: ("backward", "plan_backward"),
-}
-
-
-@pytest.mark.parametrize("operation", CALLS, ids=lambda o: o.name)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.name)
 def test_a_plan_without_an_algorithm_is_the_entry_point(handle, operation):
-    call = Call(handle)
-    method, planned = CALLS[operation]
-    results = []
-    for way in ("call", "plan", "call again"):
-        entry = Entry(call)
-        arguments = entry.arguments(operation)
-        if way == "plan":
-            plan = getattr(handle, planned)(arguments["x"], algorithm=None)
-            assert plan.algorithm == "plain"
-            plan(**arguments)
-        else:
-            getattr(handle, method)(**arguments)
-        results.append(entry.written())
-    assert results[0] == results[1] == results[2] != Entry(call).written()
+    results, cases = [], [Case(handle, small(operation)) for _ in range(4)]
+    for case, run in zip(cases, (Case.run_arrays, Case.run_plan, Case.run_arrays), strict=False):
+        plan = run(case)
+        assert plan is None or plan.algorithm == "plain"
+        results.append(written(case))
+    assert results[0] == results[1] == results[2] != written(cases[3])
     with pytest.raises(pybnorm.ArgumentError, match="z: got True"):
-        handle.plan_backward(call.x, algorithm=None, activation="relu", z=True)
+        handle.plan_backward(cases[0].given["x"], algorithm=None, activation="relu", z=True)
 
 
-@pytest.mark.parametrize("operation", CALLS, ids=lambda o: o.name)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.name)
 def test_a_call_seen_before_is_checked_as_the_first_one(handle, operation):
-    call = Call(handle)
-    method = getattr(handle, CALLS[operation][0])
-    entry = Entry(call)
-    good = entry.arguments(operation)
+    case = Case(handle, small(operation))
+    method, good = getattr(handle, METHODS[operation]), {**case.given, **case.made}
     method(**good, mode=1, alpha=1.0)
-    before = entry.written()
+    before = written(case)
     out = "dx" if operation == Operation.BACKWARD else "y"
     bad = [
-        ("mode", {"mode": True}),
-        ("alpha", {"alpha": True}),
-        ("x", {"x": good["x"].pointer}),
-        ("scale", {"scale": good["scale"].pointer}),
-        ("scale", {"scale": call.put(np.ones(7))}),
-        (out, {out: good[out]._replace(writable=False)}),
-        (out, {out: good["scale"]}),
-        ("x", {"x": good["x"]._replace(pointer=good["x"].pointer + 1)}),
-        ("x", {"x": pybnorm.TensorDescriptor(handle.backend, DataType.FLOAT32, (4, 8, 3, 5))}),
-        ("algorithm", {"algorithm": 3}),
+        ("mode", True),
+        ("alpha", True),
+        ("x", good["x"].pointer),
+        ("scale", good["scale"].pointer),
+        ("scale", case.device.from_numpy(np.ones(7, np.float32))),
+        (out, good[out]._replace(writable=False)),
+        (out, good["scale"]),
+        ("x", good["x"]._replace(pointer=good["x"].pointer + 1)),
+        ("x", pybnorm.TensorDescriptor(handle.backend, DataType.FLOAT32, (4, 8, 3, 5))),
+        ("algorithm", 3),
     ]
-    for name, changes in bad:
+    for name, value in bad:
         with pytest.raises((pybnorm.ArgumentError, pybnorm.ArgumentTypeError)) as caught:
-            method(**good | {"mode": 1, "alpha": 1.0} | changes)
+            method(**good | {"mode": 1, "alpha": 1.0, name: value})
         assert caught.value.argument in (name, "x" if name == out else name), (name, caught.value)
-    assert entry.written() == before
+    assert written(case) == before
     method(**good, mode=1, alpha=1.0)
 
 
 def test_many_kinds_of_call(handle):
     """More than a handle keeps, each right, and the first right again."""
-    call = Call(handle)
-    entry = Entry(call)
-    arguments = entry.arguments(Operation.FORWARD_INFERENCE)
-    host = {n: call.device.to_numpy(a).reshape(1, 8, 1, 1) for n, a in entry.vectors.items()}
-    centred = call.device.to_numpy(entry.data["x"]) - host["running_mean"]
     for i in (*range(300), 0):
-        handle.forward_inference(**arguments, epsilon=float(i))
+        if i in (0, 1, 150, 299):
+            case = Case(handle, small(Operation.FORWARD_INFERENCE, eps=float(i)))
+        handle.forward_inference(**case.given, **case.made, epsilon=float(i))
         if i in (0, 150, 299):
-            call.device.synchronize()
-            right = host["scale"] * centred / np.sqrt(host["running_variance"] + i) + host["bias"]
-            assert np.allclose(call.device.to_numpy(entry.data["out"]), right, rtol=1e-5, atol=1e-6), i
+            case.judge()
 
 
 def test_plans_are_made_by_handles_only():
