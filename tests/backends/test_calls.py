@@ -7,18 +7,19 @@ a refusal is checked like a result: UnsupportedError with a reason, outputs unto
 import ctypes
 import dataclasses
 import functools
-import itertools
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 from place import device_of
+from tables import table
 
 import pybnorm
 from pybnorm import Capability, DataType, Layout, Mode, Operation, _arguments
 from pybnorm.check.judging import bounds
 from pybnorm.check.judging.bounds import Status
 from pybnorm.check.language import calls, data
+from pybnorm.check.language.lines import expand
 from pybnorm.check.language.problem import Problem
 
 LAYOUTS = [Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST]
@@ -316,46 +317,25 @@ def test_blending(handle, operation, mode, dtype, layout, alpha, beta):
     execute(handle, problem, "addresses")
 
 
-@pytest.mark.parametrize("factor", [0.0, 0.1, 1.0])
-@pytest.mark.parametrize(("running", "saved"), list(itertools.product([False, True], repeat=2)))
-@pytest.mark.parametrize("mode", list(Mode), ids=lambda v: v.name)
-def test_training_statistics(handle, mode, running, saved, factor):
-    """Each pair given or absent; the running variance is unbiased (m is small enough to tell)."""
-    for dims in [(5, 3, 2, 2), (16, 1, 4, 4)]:
-        problem = problem_of(
-            Operation.FORWARD_TRAINING, mode, DataType.FLOAT32, LAYOUTS[0], dims,
-            running=running, saved=saved, factor=factor, fill="randn",
-        )  # fmt: skip
-        execute(handle, problem, "arrays")
+LINES = [
+    # Each pair of statistics given or absent; the running variance is unbiased (m is small enough to tell).
+    "train,spatial/peract/persistent,f32,nchw,5x3x2x2,fill=randn,running=0/1,saved=0/1",
+    "train,spatial/peract/persistent,f32,nchw,16x1x4x4,fill=randn,factor=0/1",
+    "backward,spatial/peract/persistent,f32/f64/f16/bf16,nchw,4x5x6x8,fill=randn,kappa=3,saved=0,eps=0.01",
+    "backward,spatial/peract/persistent,f32/f64/f16/bf16,nhwc,4x5x6x8,fill=randn,saved=0,eps=0.01",
+    "backward,spatial/peract/persistent,f32/f16,nchw,6x5,fill=randn,saved=0,eps=0.01",
+    "train/infer,spatial,f32,nchw,4x5x6x8,fill=randn,eps=0/1e-7/0.001/1",
+    "backward,spatial,f32,nchw,4x5x6x8,fill=randn,eps=0/1e-7/0.001/1,saved=0",
+    # Higher ranks are folded.
+    "train/infer/backward,spatial/peract,f32,nchw,2x3x2x3x2x2,fill=randn",
+    "train/infer/backward,spatial/peract,f32,nhwc,2x3x2x1x2x2x2,fill=randn",
+    "train/infer/backward,spatial/peract,f32,nchw/nhwc,2x3x1x2x2x1x2x2,fill=randn",
+]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda v: v.name)
-@pytest.mark.parametrize("dtype", list(DataType), ids=lambda v: v.short)
-@pytest.mark.parametrize("mode", list(Mode), ids=lambda v: v.name)
-@pytest.mark.parametrize("kappa", [0.0, 3.0])
-def test_backward_without_saved_statistics(handle, mode, dtype, layout, kappa):
-    for fill_dims in [(4, 5, 6, 8), (6, 5)]:
-        problem = problem_of(
-            Operation.BACKWARD, mode, dtype, layout, fill_dims, saved=False, fill="randn", kappa=kappa, eps=0.01
-        )
-        # INCONCLUSIVE and WARN are for the judge; here the data is ordinary.
-        execute(handle, problem, "arrays")
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 1e-7, 1e-3, 1.0])
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda v: v.name)
-def test_epsilon(handle, operation, epsilon):
-    options = {"eps": epsilon, "fill": "randn", "saved": operation != Operation.BACKWARD}
-    problem = problem_of(operation, Mode.SPATIAL, DataType.FLOAT32, LAYOUTS[0], (4, 5, 6, 8), **options)
+@table("problem", [problem for line in LINES for problem in expand(line)])
+def test_statistics_epsilon_and_ranks(handle, problem):
     execute(handle, problem, "arrays")
-
-
-@pytest.mark.parametrize("dims", [(2, 3, 2, 3, 2, 2), (2, 3, 2, 1, 2, 2, 2), (2, 3, 1, 2, 2, 1, 2, 2)], ids=len)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda v: v.name)
-@pytest.mark.parametrize("mode", [Mode.PER_ACTIVATION, Mode.SPATIAL], ids=lambda v: v.name)
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda v: v.name)
-def test_high_ranks_are_folded(handle, operation, mode, layout, dims):
-    execute(handle, problem_of(operation, mode, DataType.FLOAT32, layout, dims, fill="randn"), "arrays")
 
 
 GAPPED = {
@@ -368,23 +348,26 @@ GAPPED = {
 }
 
 
+def right_or_refused(case, has_it):
+    """Right and inside its own elements, or refused with a reason; never a wrong value or a touched gap."""
+    try:
+        case.run_arrays()
+    except pybnorm.UnsupportedError as error:
+        assert error.text
+        assert not has_it
+        case.unchanged({**case.given, **case.made})
+    else:
+        case.judge()
+
+
 @pytest.mark.parametrize("view", GAPPED)
 @pytest.mark.parametrize("dtype", [DataType.FLOAT32, DataType.BFLOAT16], ids=lambda v: v.short)
 @pytest.mark.parametrize("mode", [Mode.PER_ACTIVATION, Mode.SPATIAL], ids=lambda v: v.name)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda v: v.name)
 def test_strided_views(handle, operation, mode, dtype, view):
-    """Right and inside its own elements, or refused with a reason; never a wrong value or a touched gap."""
     dims = (4, 5, 6, 8)
     problem = Problem(operation, mode, dtype, dims, GAPPED[view](dims), fill="randn")
-    case = Case(handle, problem)
-    try:
-        case.run_arrays()
-    except pybnorm.UnsupportedError as error:
-        assert error.text
-        assert handle.backend != "cudnn"  # cuDNN takes every one of these
-        case.unchanged({**case.given, **case.made})
-    else:
-        case.judge()
+    right_or_refused(Case(handle, problem), handle.backend == "cudnn")  # which takes every one of these
 
 
 @pytest.mark.parametrize("other", [("y", "dy"), ("dx",), ("dy", "dx")], ids="+".join)
@@ -394,67 +377,46 @@ def test_layouts_may_differ_between_the_arrays(handle, operation, mode, other):
     dims = (4, 5, 6, 8)
     problem = problem_of(operation, mode, DataType.FLOAT32, LAYOUTS[0], dims, fill="randn")
     last = _arguments.packed_strides(dims, Layout.CHANNELS_LAST)
-    case = Case(handle, problem, dict.fromkeys(other, last))
-    try:
-        case.run_arrays()
-    except pybnorm.UnsupportedError as error:
-        assert error.text
-        assert handle.backend == "miopen"
-        case.unchanged({**case.given, **case.made})
-    else:
-        case.judge()
+    right_or_refused(Case(handle, problem, dict.fromkeys(other, last)), handle.backend != "miopen")
 
 
 @pytest.mark.parametrize("dtype", list(DataType), ids=lambda v: v.short)
 @pytest.mark.parametrize(("a", "b"), [(1.0, 0.0), (2.0, -0.5), (0.0, 1.0), (-1.5, 1.0)])
 @pytest.mark.parametrize("y_layout", LAYOUTS, ids=lambda v: v.name)
 def test_axpby(handle, dtype, a, b, y_layout):
-    dims = (3, 4, 5, 6)
+    dims, kind, device = (3, 4, 5, 6), data.numpy_dtype(dtype), device_of(handle)
     bits, reason = pybnorm.capability(handle.backend, "axpby", Mode.SPATIAL, dtype, Layout.CHANNELS_FIRST, 4)
-    device = device_of(handle)
     rng = np.random.default_rng(1)
-    kind = data.numpy_dtype(dtype)
     x = rng.standard_normal(dims).astype(kind)
     prior = (rng.standard_normal(dims) if b else np.full(dims, np.nan)).astype(kind)
-    y = np.ndarray(
-        dims,
-        kind,
-        np.empty(prior.nbytes, np.uint8),
-        strides=[s * kind.itemsize for s in _arguments.packed_strides(dims, y_layout)],
-    )
-    y[...] = prior
-    xb, yb = device.from_numpy(x), device.from_numpy(y)
+    last = np.ascontiguousarray(prior.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    xb, yb = (device.from_numpy(v) for v in (x, last if y_layout == Layout.CHANNELS_LAST else prior))
     must = expected_axpby(handle.backend, dtype, a, b)
     assert not must or bits, reason
+
+    def sized():
+        described = [pybnorm.TensorDescriptor(handle.backend, t.dtype, t.dims, t.strides) for t in (xb, yb)]
+        return handle.workspace_size("axpby", described[0], y_desc=described[1], alpha=a, beta=b)
+
     if must is False or not bits:
-        before = bytes_of(device.to_numpy(yb))[0].copy()
-        descriptors = [pybnorm.TensorDescriptor(handle.backend, t.dtype, t.dims, t.strides) for t in (xb, yb)]
-        for attempt in (
-            lambda: handle.axpby(a, xb, b, yb),
-            lambda: handle.workspace_size("axpby", descriptors[0], y_desc=descriptors[1], alpha=a, beta=b),
-        ):
+        for attempt in (lambda: handle.axpby(a, xb, b, yb), sized):
             with pytest.raises(pybnorm.UnsupportedError) as info:
                 attempt()
             assert info.value.text
             assert info.value.status < 0
         device.synchronize()
-        assert (bytes_of(device.to_numpy(yb))[0] == before).all()
+        assert np.array_equal(device.to_numpy(yb), prior, equal_nan=True)
         return
-    descriptors = [pybnorm.TensorDescriptor(handle.backend, t.dtype, t.dims, t.strides) for t in (xb, yb)]
-    size = handle.workspace_size("axpby", descriptors[0], y_desc=descriptors[1], alpha=a, beta=b)
+    size = sized()
     packed = handle.backend == "miopen" and y_layout != Layout.CHANNELS_FIRST and (a, b) != (1.0, 0.0)
     assert size == (-(-x.nbytes // 256) * 256 * (2 if b else 1) if packed else 0)
     handle.axpby(a, xb, b, yb, workspace=device.empty_bytes(size) if size else None)
     device.synchronize()
     got = device.to_numpy(yb).astype(np.float64)
-    left = a * x.astype(np.float64)
-    right = b * prior.astype(np.float64) if b else 0.0
+    left, right = a * x.astype(np.float64), b * prior.astype(np.float64) if b else 0.0
     precision, stores = bounds.precision(dtype), stores_of(handle.backend, dtype)
-    bound = (
-        2 * precision.u * (np.abs(left) + np.abs(right))
-        + stores.last * precision.u_out * np.abs(left + right)
-        + precision.tiny_out
-    )
+    bound = 2 * precision.u * (np.abs(left) + np.abs(right)) + precision.tiny_out
+    bound += stores.last * precision.u_out * np.abs(left + right)
     if b:
         bound = bound + rounded_terms(stores, precision.u_out, left, right, 0.0)
     assert (np.abs(got - (left + right)) <= bound).all()
