@@ -93,52 +93,13 @@ def test_a_foreign_descriptor_is_read_and_left_alone(backend):
     assert owner.query() == (DataType.FLOAT16, (2, 3, 4, 5), (60, 1, 15, 3))
 
 
-@table(
-    ("dtype", "dims", "strides", "argument"),
-    [
-        ("int8", (2, 3), None, "dtype"),
-        ("f32", (2,), None, "dims"),
-        ("f32", (2,) * 9, None, "dims"),
-        ("f32", (2, 0), None, "dims"),
-        ("f32", (2, -3), None, "dims"),
-        ("f32", (2, 2**31), None, "dims"),
-        ("f32", "23", None, "dims"),
-        ("f32", (2, 3), (3,), "strides"),
-        ("f32", (2, 3), (0, 1), "strides"),
-        ("f32", (2, 3), (1, 1), "strides"),
-        ("f32", (2, 3), (2**31, 1), "strides"),
-        ("f32", (2, 70000, 70000), None, "strides"),  # the packed stride of N is past int32
-    ],
-)
-def test_bad_descriptors_are_refused(backend, dtype, dims, strides, argument):
+# Each other bad argument is in tests/fuzz.
+@table(("dims", "strides"), [((2, 3), (1, 1)), ((2, 70000, 70000), None)])  # the packed stride of N is past int32
+def test_strides_that_overlap_or_are_too_large_are_refused(backend, dims, strides):
     with pytest.raises(pybnorm.ArgumentError) as info:
-        pybnorm.TensorDescriptor(backend, dtype, dims, strides)
-    assert info.value.argument == argument
+        pybnorm.TensorDescriptor(backend, "f32", dims, strides)
+    assert info.value.argument == "strides"
     assert info.value.value in str(info.value)
-
-
-@pytest.mark.parametrize("backend_name", ["cuDNN", "", "cuda", 3, None, b"cudnn", "cudnn\0"])
-def test_unknown_backends_are_named(backend_name):
-    with pytest.raises(pybnorm.ArgumentError) as info:
-        pybnorm.TensorDescriptor(backend_name, "f32", (2, 3))
-    assert info.value.argument == "backend"
-    assert "'onednn'" in info.value.allowed
-
-
-@table("pointer", [0, None, -1, "x", 2.0])
-def test_bad_foreign_pointers(backend, pointer):
-    with pytest.raises(pybnorm.ArgumentError):
-        pybnorm.TensorDescriptor.from_pointer(backend, pointer)
-    with pytest.raises(pybnorm.ArgumentError):
-        pybnorm.Handle.from_pointer(backend, pointer)
-
-
-def test_capability_refuses_bad_words(backend):
-    good = {"operation": "backward", "mode": 1, "dtype": "f32", "layout": 0, "rank": 4}
-    for name, bad in [("operation", 9), ("mode", 5), ("dtype", "f8"), ("layout", 3), ("rank", 1), ("rank", 4.0)]:
-        with pytest.raises(pybnorm.ArgumentError) as info:
-            pybnorm.capability(backend, **(good | {name: bad}))
-        assert info.value.argument == name
 
 
 def test_a_refusal_has_a_reason_and_a_yes_has_none(backend):
