@@ -144,3 +144,27 @@ def test_values_that_are_not_finite(handle, dtype):
     gradient = [0, 1, 0, nan, nan if product else 0, nan if product else 0, inf, nan if product else 0]
     assert np.array_equal(device.to_numpy(y).ravel().astype(float), right, equal_nan=True)
     assert np.array_equal(device.to_numpy(dx).ravel().astype(float), gradient, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_16_bit_elements_at_any_address(handle, dtype):
+    dims, device, kind = (2, 3, 5, 7), device_of(handle), numpy_dtype(_arguments.data_type(dtype))
+    whole = [device.from_numpy(np.full(212, value).astype(kind)) for value in (3.0, -2.0, 9.0)]
+    strides = _arguments.packed_strides(dims)
+    x, dy, y = (b._replace(pointer=b.pointer + 2, dims=dims, strides=strides) for b in whole)
+    for name, arguments, right in (
+        ("axpby", (2.0, x, 0.0, y), 6),
+        ("fill", (1.5, y), 1.5),
+        ("relu", (x, y), 3),
+        ("relu_backward", (x, dy, y), -2),
+    ):
+        try:
+            getattr(handle, name)(*arguments)
+        except pybnorm.UnsupportedError:
+            assert handle.backend == "miopen"
+            assert dtype == "bf16"
+            continue
+        device.synchronize()
+        got = device.to_numpy(whole[-1]).astype(float)
+        assert (got[1:-1] == right).all(), name
+        assert got[0] == got[-1] == 9, name

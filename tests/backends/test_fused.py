@@ -7,6 +7,7 @@ import textwrap
 
 import numpy as np
 import pytest
+import test_calls
 from place import device_of
 
 import pybnorm
@@ -29,11 +30,11 @@ def wrong_of(problem, inputs, seen):
 
 
 class Case:
-    """Inputs of calls of training and backward, or of inference."""
+    """Inputs of calls of training and backward."""
 
-    def __init__(self, dims, dtype, z, word="train"):
+    def __init__(self, dims, dtype, z):
         rest = f"spatial,{dtype},nhwc,{dims},fill=randn,kappa=2,activation=relu,residual={int(z)}"
-        self.problem, self.backward = (Problem.parse(f"{w},{rest}") for w in (word, "backward"))
+        self.problem, self.backward = (Problem.parse(f"{w},{rest}") for w in ("train", "backward"))
         self.dtype, self.inputs, self.given = self.problem.dtype, generate(self.problem), generate(self.backward)
         self.z, self.dy = self.inputs.z, self.given.dy
 
@@ -187,26 +188,14 @@ def test_a_nan_stays_in_its_channel(handle):
 
 @pytest.mark.parametrize("dims", [*DIMS, "8x7x5x3"])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-@pytest.mark.parametrize("z", [False, True], ids=["activation", "residual"])
+@pytest.mark.parametrize("z", [0, 1], ids=["activation", "residual"])
 def test_fused_inference_is_within_the_bound(handle, z, dtype, dims):
-    device = fused(handle)
-    case = Case(dims, dtype, z, "infer")
-    inputs, kind = case.inputs, numpy_dtype(case.dtype)
-    x, y = (put(device, case, a) for a in (inputs.x, np.full(inputs.x.shape, np.nan, kind)))
-    residual = {} if case.z is None else {"z": put(device, case, case.z)}
-    vectors = [
-        device.from_numpy(np.ascontiguousarray(v.reshape(-1)))
-        for v in (inputs.scale, inputs.bias, inputs.mean, inputs.variance)
-    ]
+    fused(handle)
+    line = f"infer,spatial,{dtype},nhwc,{dims},fill=randn,kappa=2,activation=relu,residual={z}"
     for algorithm in ("auto", "pointwise") if handle.backend == "cudnn" else ("auto", "plain"):
-        plan = handle.plan_forward_inference(
-            x, y, algorithm=algorithm, epsilon=case.problem.epsilon, activation="relu", **residual
-        )
-        assert plan.algorithm.startswith(("pointwise", "plain"))
-        space = device.empty_bytes(plan.workspace_size) if plan.workspace_size else None
-        plan(x, *vectors, y, None if space is None else (space.pointer, space.nbytes), **residual)
-        device.synchronize()
-        assert case.judge_forward({"y": device.to_numpy(y).view(kind)}) == [], algorithm
+        case = test_calls.Case(handle, Problem.parse(line))
+        assert case.run_plan(algorithm).algorithm.startswith(("pointwise", "plain"))
+        case.judge()
 
 
 def test_recorded_errors_of_good_calls(handle):

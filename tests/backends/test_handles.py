@@ -16,15 +16,9 @@ import pybnorm
 
 def data(handle, dims=(2, 3, 4, 4)):
     device = device_of(handle)
-    x = np.random.default_rng(0).standard_normal(dims).astype(np.float32)
-    parameter = np.ones(dims[1], np.float32)
-    place = device.from_numpy
-    return device, {
-        "x": place(x),
-        "scale": place(parameter),
-        "bias": place(parameter),
-        "y": place(np.full_like(x, np.nan)),
-    }
+    x, one = np.random.default_rng(0).standard_normal(dims).astype(np.float32), np.ones(dims[1], np.float32)
+    arrays = {"x": x, "scale": one, "bias": one, "y": np.full_like(x, np.nan)}
+    return device, {name: device.from_numpy(array) for name, array in arrays.items()}
 
 
 def test_close_is_idempotent(handle):

@@ -151,29 +151,6 @@ def test_first_values_far_from_the_others_do_not_matter(layout):
     np.testing.assert_allclose(inverse, 1 / deviation, rtol=6e-7)
 
 
-def test_a_forked_child_computes_alone():
-    """The runtime's threads are the parent's: a child that waited for them would never end."""
-    code = (
-        "import os, sys, numpy as np, pybnorm\n"
-        "x = np.random.default_rng(1).normal(0, 1, (64, 8, 64, 64)).astype(np.float32)\n"
-        "one, y, z = np.ones(8, np.float32), np.empty_like(x), np.empty_like(x)\n"
-        "handle = pybnorm.Handle('native')\n"
-        "handle.forward_training(x, one, one, y)\n"
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        "    pybnorm.Handle('native').forward_training(x, one, one, z)\n"
-        "    os._exit(0 if (y == z).all() else 1)\n"
-        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
-    )
-    environment = os.environ | {"OMP_NUM_THREADS": "2"}
-    assert (
-        subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", code], env=environment, timeout=60, check=False
-        ).returncode
-        == 0
-    )
-
-
 def test_its_version_is_the_packages():
     assert ".".join(map(str, pybnorm.load("native").version)) == pybnorm.__version__
 
