@@ -16,7 +16,7 @@ import numpy as np
 from click.testing import CliRunner
 
 import pybnorm
-from pybnorm import cli, diagnostics, functional, operations
+from pybnorm import cli, diagnostics, functional, operations, reference
 
 LIMIT = int(sys.argv[1])
 rng = np.random.default_rng(0)
@@ -28,22 +28,10 @@ gaps, result = np.empty((2, 32, 32, 16, 17), "f4")[..., :16]
 gaps[...] = x
 
 
-def at(statistic):
-    return statistic.reshape(1, -1, 1, 1)
-
-
-def right():
-    """y of training and of inference, dx, dscale, dbias."""
-    axes, m = (0, 2, 3), x.size / 32
-    inverse = 1 / np.sqrt(x.var(axes, dtype="f8") + 1e-5)
-    hat = (x - at(x.mean(axes, dtype="f8"))) * at(inverse)
-    gains, shifts = (dy * hat).sum(axes), dy.sum(axes, dtype="f8")
-    fixed = (x - at(mean)) / np.sqrt(at(variance) + 1e-5)
-    gradient = at(scale * inverse) * (dy - at(shifts) / m - hat * at(gains) / m)
-    return at(scale) * hat + at(bias), at(scale) * fixed + at(bias), gradient, gains, shifts
-
-
-TRAINED, INFERRED, *GRADIENTS = right()
+TRAINED = reference.forward_training(x, scale, bias).y
+INFERRED = reference.forward_inference(x, scale, bias, mean, variance).y
+RIGHT = reference.backward(x, dy, scale)
+GRADIENTS = RIGHT.dx, RIGHT.dscale.ravel(), RIGHT.dbias.ravel()
 
 
 def close(got, want):

@@ -10,13 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
+from test_calls import Case
 from test_native_cuda import SOURCE_FILES, SOURCES, instances
 
 import pybnorm
 from pybnorm import devices, functional
 from pybnorm._arrays import ROCM
+from pybnorm.check.language.problem import Problem
 
 ARCHITECTURES = ("gfx906", "gfx90a", "gfx942", "gfx1030", "gfx1100", "gfx1201")
 COMPILERS = sorted(glob.glob("/usr/bin/clang++-[0-9]*"))
@@ -57,37 +58,16 @@ def test_a_handle_is_of_a_device_or_says_what_is_missing(load_library):
         assert "hipError" in str(error)
 
 
-@pytest.mark.parametrize("shape", [(4, 6, 5, 3), (64, 32, 7, 9), (3, 20), (2, 3, 40, 41)])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])  # of parameters, too
-def test_calls_with_a_handle(device, shape, dtype):
-    random = np.random.default_rng(7)
-    x, dy = (random.normal(3, 2, shape).astype(dtype) for _ in range(2))
-    scale, bias = (random.normal(1, 1, shape[1]).astype(dtype) for _ in range(2))
-    axes, across = (0, *range(2, len(shape))), (1, -1, *(1 for _ in shape[2:]))
+@pytest.mark.parametrize("dims", ["4x6x5x3", "64x32x7x9", "3x20", "2x3x40x41"])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16,params=f16"])
+def test_calls_with_a_handle(device, dims, dtype):
+    dtype, _, params = dtype.partition(",")
     with pybnorm.Handle("native", device="rocm") as handle:
-        handle.set_stream(device.stream)
-        saved = scale.astype("float32" if dtype == "float16" else dtype)
-        on = [device.from_numpy(a) for a in (x, scale, bias, x, saved, saved, dy, x, scale, bias)]
-        x_, scale_, bias_, y_, mean_, inverse_, dy_, dx_, dscale_, dbias_ = on
-        memory = device.from_numpy(np.zeros(1 << 16, np.float32))
-        options = {"saved_mean": mean_, "saved_inv_variance": inverse_, "workspace": (memory.pointer, 1 << 18)}
-        handle.forward_training(x_, scale_, bias_, y_, **options)
-        handle.backward(x_, dy_, scale_, dx_, dscale_, dbias_, **options)
-        y, dx, dscale, dbias = map(device.to_numpy, (y_, dx_, dscale_, dbias_))
-    wide, g = x.astype("f8"), dy.astype("f8")
-    inverse = 1 / np.sqrt(wide.var(axes, keepdims=True) + 1e-5)
-    hat = (wide - wide.mean(axes, keepdims=True)) * inverse
-    a, b = (v.astype("f8").reshape(across) for v in (scale, bias))
-    sums = (g * hat).sum(axes, keepdims=True), g.sum(axes, keepdims=True)
-    n = x.size / shape[1]
-    bound = {"float32": 3e-6, "float64": 1e-13, "float16": 1e-3}[dtype]
-    for seen, expected in (
-        (y, hat * a + b),
-        (dx, a * inverse * (g - sums[1] / n - hat * sums[0] / n)),
-        (dscale, sums[0].ravel()),
-        (dbias, sums[1].ravel()),
-    ):
-        assert abs(seen - expected).max() <= bound * max(1, abs(expected).max())
+        for word in ("train", "backward"):
+            line = f"{word},spatial,{dtype},nchw,{dims},fill=randn,kappa=1.5,{params}".rstrip(",")
+            case = Case(handle, Problem.parse(line))
+            case.run_arrays()
+            case.judge()
 
 
 def test_functional_calls_take_it(device):
