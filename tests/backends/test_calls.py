@@ -126,16 +126,17 @@ class Expected(bounds.Expected):
 class Case:
     """A problem's arrays on a backend's device, and the call on them at either level."""
 
-    def __init__(self, handle, problem, strides=None, device=None):
+    def __init__(self, handle, problem, strides=None, device=None, inputs=None):
         self.handle, self.problem = handle, problem
         self.device = device or device_of(handle)
-        self.inputs = data.generate(problem)
+        self.inputs = inputs or data.generate(problem)
         own = (handle.backend, problem.dtype) in STORES
         self.expected = (Expected if own else bounds.expect)(problem, self.inputs)
         steps = strides or {}
         self.given, self.made = {}, {}
         for tensor in calls.tensors(problem):
-            values = getattr(self.inputs, tensor.values) if tensor.values else np.full_like(self.inputs.scale, np.nan)
+            like = self.inputs.x if tensor.data else self.inputs.scale
+            values = getattr(self.inputs, tensor.values) if tensor.values else np.full_like(like, np.nan)
             (self.made if tensor.written else self.given)[tensor.name] = self.place(values, steps.get(tensor.name))
         self.before = {name: self.device.to_numpy(b) for name, b in {**self.given, **self.made}.items()}
 
@@ -186,12 +187,19 @@ class Case:
         arrays, p = {**self.given, **self.made}, self.problem
         like = {n: arrays[n] for n in ("x", "y", "dy", "dx") if n in arrays}
         if p.residual:
-            like["z"] = arrays["z"]
+            like["z"] = arrays.get("z", arrays.get("dz"))
+        if p.operation == Operation.BACKWARD:
+            like.pop("y", None)
         stated = {name: getattr(p, name) for name in calls.STATED[p.operation]}
         make = getattr(self.handle, f"plan_{calls.METHODS[p.operation]}")
         plan = make(**like, **stated, **calls.options(p) | {"algorithm": algorithm})
         space = self.device.empty_bytes(plan.workspace_size) if plan.workspace_size else None
         return plan, functools.partial(plan, **arrays, workspace=space)
+
+    def outputs(self):
+        """What is written, as bytes by name."""
+        self.device.synchronize()
+        return {name: self.device.to_numpy(array).tobytes() for name, array in self.made.items()}
 
     def run_plan(self, algorithm=None):
         """By a plan, which is returned."""

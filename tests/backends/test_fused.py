@@ -7,14 +7,12 @@ import textwrap
 
 import numpy as np
 import pytest
-import test_calls
 from place import device_of
+from test_calls import Case
 
 import pybnorm
-from pybnorm import Activation, DataType, Mode
-from pybnorm.check.judging import bounds
-from pybnorm.check.judging.bounds import Status
-from pybnorm.check.language.data import generate, numpy_dtype
+from pybnorm import Activation, Mode
+from pybnorm.check.language.data import generate
 from pybnorm.check.language.problem import Problem
 
 DIMS = ["8x64x9x7", "3x4x5x5", "16x12x17x13", "64x16", "8x16x33", "2x8x4x5x6", "4x1024x3x3", "8x64x56x56"]
@@ -22,108 +20,40 @@ HAVE_IT = {"cudnn", "native", "native_cuda", "native_rocm"}
 STATISTICS = ("running_mean", "running_variance", "saved_mean", "saved_inv_variance")
 
 
-def wrong_of(problem, inputs, seen):
-    """Names of the outputs that are not PASS."""
-    expected = bounds.expect(problem, inputs)
-    verdicts = {n: bounds.judge(expected, n, seen[n].reshape(expected.shape(n))) for n in expected.outputs}
-    return [n for n, v in verdicts.items() if v.status != Status.PASS]
-
-
-class Case:
-    """Inputs of calls of training and backward."""
-
-    def __init__(self, dims, dtype, z):
-        rest = f"spatial,{dtype},nhwc,{dims},fill=randn,kappa=2,activation=relu,residual={int(z)}"
-        self.problem, self.backward = (Problem.parse(f"{w},{rest}") for w in ("train", "backward"))
-        self.dtype, self.inputs, self.given = self.problem.dtype, generate(self.problem), generate(self.backward)
-        self.z, self.dy = self.inputs.z, self.given.dy
-
-    def judge_forward(self, seen):
-        """Names of the outputs that are wrong."""
-        return wrong_of(self.problem, self.inputs, seen)
-
-    def judge_backward(self, seen, forward):
-        """The same; `forward` is what backward was given of it."""
-        shape = self.backward.parameter_dims
-        given = {n: forward[n].reshape(shape) for n in ("saved_mean", "saved_inv_variance")}
-        given |= {n: getattr(self.inputs, n) for n in ("x", "scale", "bias")}
-        given |= {} if self.z is None else {"y": forward["y"]}
-        return wrong_of(self.backward, dataclasses.replace(self.given, **given), seen)
-
-
-# ---------------------------------------------------------------- on a device
-
-
 def fused(handle, algorithm="auto"):
     if not HAVE_IT & {handle.backend} or (handle.backend != "cudnn" and algorithm != "auto"):
         what = "no plan with an activation; that it refuses is tested" if algorithm == "auto" else f"no {algorithm}"
         pytest.skip(f"{handle.backend} has {what}")
-    return device_of(handle)
 
 
-def channels_last(array):
-    return np.moveaxis(np.ascontiguousarray(np.moveaxis(array, 1, -1)), -1, 1)
+class Pair:
+    """Training with an activation, and its backward on what forward has left."""
 
+    def __init__(self, handle, dims, dtype, z, algorithm="auto", inputs=None):
+        fused(handle)
+        words = (f"{w},spatial,{dtype},nhwc,{dims},fill=randn,kappa=2,activation=relu" for w in ("train", "backward"))
+        problem, self.problem = (Problem.parse(f"{line},residual={int(z)}") for line in words)
+        self.forward = Case(handle, problem, inputs=inputs)
+        self.plan, run = self.forward.planned(algorithm)
+        size, self.reserve = self.plan.reserve_size, None
+        if size:
+            self.space = self.forward.device.empty_bytes(size)
+            self.reserve = self.space.pointer, size
+        run(reserve=self.reserve)
+        self.forward.device.synchronize()
 
-def put(device, case, array):
-    array = channels_last(array)
-    if case.dtype == DataType.BFLOAT16:
-        return device.from_numpy(array.view(np.uint16), DataType.BFLOAT16)
-    return device.from_numpy(array)
-
-
-class OnDevice:
-    """The arrays of a case on the device, and its plans."""
-
-    def __init__(self, handle, case, algorithm="auto"):
-        self.device, self.case = fused(handle), case
-        self.kept = []
-        inputs, c = case.inputs, case.problem.dims[1]
-        nan = np.full(inputs.x.shape, np.nan, inputs.x.dtype)
-        self.memory = {n: self.data(v) for n, v in {"x": inputs.x, "dy": case.dy, "y": nan, "dx": nan}.items()}
-        if case.z is not None:
-            self.memory |= {"z": self.data(case.z), "dz": self.data(nan)}
-        lost = np.full(c, np.nan, np.float32)
-        for name, values in {
-            "scale": inputs.scale, "bias": inputs.bias, "running_mean": inputs.mean,
-            "running_variance": inputs.variance, "saved_mean": lost, "saved_inv_variance": lost, "dscale": lost,
-            "dbias": lost,
-        }.items():  # fmt: skip
-            self.memory[name] = self.device.from_numpy(np.ascontiguousarray(values.reshape(-1)))
-        p = case.problem
-        options = {"activation": "relu", "z": self.memory.get("z"), "epsilon": p.epsilon, "algorithm": algorithm}
-        x, y, dx = (self.memory[n] for n in ("x", "y", "dx"))
-        self.forward = handle.plan_forward_training(x, y, exponential_average_factor=p.factor, **options)
-        self.backward = handle.plan_backward(x, self.memory["dy"], dx, **options | {"z": self.memory.get("dz")})
-        self.reserve = self.space(self.forward.reserve_size)
-
-    def data(self, array):
-        return put(self.device, self.case, array)
-
-    def space(self, size):
-        if size == 0:
-            return None
-        self.kept.append(self.device.empty_bytes(size))
-        return self.kept[-1].pointer, size
-
-    def named(self, *names):
-        return {n: self.memory[n] for n in names if n in self.memory}
-
-    def run_forward(self):
-        names = ("x", "scale", "bias", "y", *STATISTICS, "z")
-        self.forward(**self.named(*names), workspace=self.space(self.forward.workspace_size), reserve=self.reserve)
-        return self.read("y", *STATISTICS)
-
-    def run_backward(self):
-        names = ("x", "dy", "scale", "dx", "dscale", "dbias", "saved_mean", "saved_inv_variance", "y", "bias", "dz")
-        self.backward(**self.named(*names), workspace=self.space(self.backward.workspace_size), reserve=self.reserve)
-        return self.read("dx", "dscale", "dbias", "dz")
-
-    def read(self, *names):
-        self.device.synchronize()
-        seen = {n: self.device.to_numpy(b) for n, b in self.named(*names).items()}
-        kind = numpy_dtype(self.case.dtype)
-        return {n: v.view(kind) if v.dtype == np.uint16 else v for n, v in seen.items()}
+    def backward(self, algorithm="auto"):
+        """The case, when its call is made, and its plan."""
+        case, made, inputs = self.forward, self.forward.made, self.forward.inputs
+        seen = {n: case.device.to_numpy(made[n]) for n in ("saved_mean", "saved_inv_variance", "y")}
+        seen |= {n: getattr(inputs, n) for n in ("x", "scale", "bias")}
+        if not self.problem.residual:
+            seen.pop("y")
+        given = dataclasses.replace(generate(self.problem), **seen)
+        backward = Case(case.handle, self.problem, inputs=given)
+        plan, run = backward.planned(algorithm)
+        run(reserve=self.reserve)
+        return backward, plan
 
 
 @pytest.mark.parametrize("dims", DIMS)
@@ -132,15 +62,12 @@ class OnDevice:
 @pytest.mark.parametrize("algorithm", ["auto", "ex", "graph", "graph:1", "graph:2"])
 def test_fused_calls_are_within_the_bound(handle, algorithm, z, dtype, dims):
     fused(handle, algorithm)
-    case = Case(dims, dtype, z)
     try:
-        on = OnDevice(handle, case, algorithm)
-        before = on.read("x", "dy", "z", "scale", "bias")
-        seen = on.run_forward()
-        gradients = on.run_backward()
+        pair = Pair(handle, dims, dtype, z, algorithm)
+        backward, plan = pair.backward(algorithm)
     except (pybnorm.UnsupportedError, pybnorm.NotSupportedError) as error:
         # NVIDIA documents the fused kernels for float16 images; what else a version takes is its own answer.
-        whole = case.problem.dims[1] % 8 == 0  # bytes of a mask, which the graph takes
+        whole = int(dims.split("x")[1]) % 8 == 0  # bytes of a mask, which the graph takes
         if handle.backend != "cudnn" or (
             dtype == "f16"
             and dims.count("x") == 3
@@ -148,42 +75,38 @@ def test_fused_calls_are_within_the_bound(handle, algorithm, z, dtype, dims):
         ):
             raise
         pytest.skip(f"cudnn fuses no {'residual' if z else 'activation'} for {dtype} {dims}: {error.status_name}")
-    ways = {plan.algorithm.partition(":")[0] for plan in (on.forward, on.backward)}
+    ways = {p.algorithm.partition(":")[0] for p in (pair.plan, plan)}
     assert ways <= {"ex", "graph"} or ways == {"plain"}
     assert not z or len(ways) == 1, "one reads what the other left"
-    assert on.forward.reserve_size == on.backward.reserve_size
-    assert case.judge_forward(seen) == []
-    assert case.judge_backward(gradients, seen) == []
-    after = on.read("x", "dy", "z", "scale", "bias", "y")
-    assert after.pop("y").tobytes() == seen["y"].tobytes()
-    assert {n: v.tobytes() for n, v in after.items()} == {n: v.tobytes() for n, v in before.items()}
+    assert pair.plan.reserve_size == plan.reserve_size
+    pair.forward.judge()
+    backward.judge()
 
 
 def test_the_same_call_gives_the_same(handle):
-    fused(handle)
-    first = OnDevice(handle, Case(DIMS[0], "f16", True))
-    second = OnDevice(handle, Case(DIMS[0], "f16", True), algorithm=first.forward.algorithm)
-    for run in ("run_forward", "run_backward"):
-        one, two = getattr(first, run)(), getattr(second, run)()
-        assert {n: v.tobytes() for n, v in one.items()} == {n: v.tobytes() for n, v in two.items()}
+    first = Pair(handle, DIMS[0], "f16", True)
+    second = Pair(handle, DIMS[0], "f16", True, first.plan.algorithm)
+    assert first.forward.outputs() == second.forward.outputs()
+    assert first.backward()[0].outputs() == second.backward()[0].outputs()
 
 
 def test_a_nan_stays_in_its_channel(handle):
-    fused(handle)
-    case = Case(DIMS[0], "f16", True)
-    right = OnDevice(handle, case).run_forward()
-    case.inputs.x[3, 5, 2, 2] = np.nan
-    seen = OnDevice(handle, case).run_forward()
+    def seen(case):
+        return {n: case.device.to_numpy(array).squeeze() for n, array in case.made.items()}
+
+    case = Pair(handle, DIMS[0], "f16", True).forward
+    right, x = seen(case), case.inputs.x.copy()
+    x[3, 5, 2, 2] = np.nan
+    found = seen(Pair(handle, DIMS[0], "f16", True, inputs=dataclasses.replace(case.inputs, x=x)).forward)
     others = np.arange(64) != 5
     # native sums the channels of a part again, in double, where one of them needs it: the last bit may change
     near = 0 if handle.backend == "cudnn" else 2 * np.spacing(np.abs(right["y"][:, others]))
-    assert (np.abs(seen["y"][:, others] - right["y"][:, others]) <= near).all()
-    assert (np.isnan(seen["y"][:, 5]) | (seen["y"][:, 5] == 0)).all()  # max(NaN, 0) is either, by the kernel
-    assert np.isnan(seen["saved_mean"][5])
+    assert (np.abs(found["y"][:, others] - right["y"][:, others]) <= near).all()
+    assert (np.isnan(found["y"][:, 5]) | (found["y"][:, 5] == 0)).all()  # max(NaN, 0) is either, by the kernel
+    assert np.isnan(found["saved_mean"][5])
     for name in STATISTICS:
-        assert np.allclose(
-            seen[name][others], right[name][others], rtol=0 if handle.backend == "cudnn" else 1e-6, atol=0
-        )
+        rtol = 0 if handle.backend == "cudnn" else 1e-6
+        assert np.allclose(found[name][others], right[name][others], rtol=rtol, atol=0)
 
 
 @pytest.mark.parametrize("dims", [*DIMS, "8x7x5x3"])
@@ -193,7 +116,7 @@ def test_fused_inference_is_within_the_bound(handle, z, dtype, dims):
     fused(handle)
     line = f"infer,spatial,{dtype},nhwc,{dims},fill=randn,kappa=2,activation=relu,residual={z}"
     for algorithm in ("auto", "pointwise") if handle.backend == "cudnn" else ("auto", "plain"):
-        case = test_calls.Case(handle, Problem.parse(line))
+        case = Case(handle, Problem.parse(line))
         assert case.run_plan(algorithm).algorithm.startswith(("pointwise", "plain"))
         case.judge()
 

@@ -439,15 +439,10 @@ def test_the_handle_keeps_plans_of_its_calls(handle):
             case = Case(own, dataclasses.replace(small(Operation.FORWARD_TRAINING, eps=epsilon), algorithm="auto"))
             case.run_arrays()
             case.judge()
-            results.append(written(case))
+            results.append(case.outputs())
         assert results[0] == results[2] != results[1]
         with pytest.raises(pybnorm.ArgumentError, match="algorithm"):
             own.workspace_size(Operation.AXPBY, own.descriptor(case.given["x"]), algorithm="auto")
-
-
-def written(case):
-    case.device.synchronize()
-    return [case.device.to_numpy(array).tobytes() for array in case.made.values()]
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.name)
@@ -456,8 +451,8 @@ def test_a_plan_without_an_algorithm_is_the_entry_point(handle, operation):
     for case, run in zip(cases, (Case.run_arrays, Case.run_plan, Case.run_arrays), strict=False):
         plan = run(case)
         assert plan is None or plan.algorithm == "plain"
-        results.append(written(case))
-    assert results[0] == results[1] == results[2] != written(cases[3])
+        results.append(case.outputs())
+    assert results[0] == results[1] == results[2] != cases[3].outputs()
     with pytest.raises(pybnorm.ArgumentError, match="z: got True"):
         handle.plan_backward(cases[0].given["x"], algorithm=None, activation="relu", z=True)
 
@@ -467,7 +462,7 @@ def test_a_call_seen_before_is_checked_as_the_first_one(handle, operation):
     case = Case(handle, small(operation))
     method, good = getattr(handle, METHODS[operation]), {**case.given, **case.made}
     method(**good, mode=1, alpha=1.0)
-    before = written(case)
+    before = case.outputs()
     out = "dx" if operation == Operation.BACKWARD else "y"
     bad = [
         ("mode", True),
@@ -485,7 +480,7 @@ def test_a_call_seen_before_is_checked_as_the_first_one(handle, operation):
         with pytest.raises((pybnorm.ArgumentError, pybnorm.ArgumentTypeError)) as caught:
             method(**good | {"mode": 1, "alpha": 1.0, name: value})
         assert caught.value.argument in (name, "x" if name == out else name), (name, caught.value)
-    assert written(case) == before
+    assert case.outputs() == before
     method(**good, mode=1, alpha=1.0)
 
 
