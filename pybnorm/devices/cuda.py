@@ -96,36 +96,24 @@ class Device(_copying.Device):
 
 def device_count() -> int:
     """Number of devices that this process sees."""
-    _cuda_core()
-    driver = importlib.import_module("cuda.bindings.driver")
-    try:
-        driver.cuInit(0)
-        status, count = driver.cuDeviceGetCount()
-    except Exception as error:
-        raise _unusable(error, "cuDeviceGetCount") from error
-    return int(count) if int(status) == 0 else 0
+    _asked("cuInit", 0)
+    return int(_asked("cuDeviceGetCount") or 0)
 
 
 def driver() -> str:
     """The newest CUDA version that the driver supports; needs no device."""
+    number = _asked("cuDriverGetVersion")
+    return "" if number is None else f"CUDA driver {number // 1000}.{number % 1000 // 10}"
+
+
+def _asked(function: str, *arguments: int) -> Any:
+    """What a function of the driver says; None where its status is an error."""
     _cuda_core()
     try:
-        status, number = importlib.import_module("cuda.bindings.driver").cuDriverGetVersion()
+        status, *found = getattr(importlib.import_module("cuda.bindings.driver"), function)(*arguments)
     except Exception as error:
-        raise _unusable(error, "cuDriverGetVersion") from error
-    return f"CUDA driver {number // 1000}.{number % 1000 // 10}" if int(status) == 0 else ""
-
-
-def capturing(stream: int) -> bool:
-    """Say whether the stream at this address is being captured into a graph, or its use would break another capture.
-
-    Vendor symbol: ``cuStreamIsCapturing``.
-    """
-    _cuda_core()
-    driver = importlib.import_module("cuda.bindings.driver")
-    status, state = driver.cuStreamIsCapturing(driver.CUstream(stream))
-    # An error status: the legacy stream while another stream is captured, or a capture that is broken already.
-    return int(status) != 0 or int(state) != 0
+        raise _unusable(error, function) from error
+    return found[0] if found and int(status) == 0 else None
 
 
 def _unusable(error: Exception, function: str) -> NotInitializedError:

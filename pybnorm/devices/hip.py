@@ -212,10 +212,8 @@ class Device(_copying.Device):
 
     def __init__(self, device_id: int = 0) -> None:
         self._hip = hip = load()
-        count = ctypes.c_int()
-        hip.call("hipGetDeviceCount", ctypes.byref(count))
-        if device_id >= count.value:
-            raise ArgumentError("device_id", device_id, f"0 to {count.value - 1}, the HIP runtime's devices")
+        if device_id >= (count := device_count()):
+            raise ArgumentError("device_id", device_id, f"0 to {count - 1}, the HIP runtime's devices")
         self.device_id = device_id
         self._go()
         self.name = hip.name(device_id)
