@@ -1,11 +1,10 @@
-"""The bench fixture, and the table of worst ratios at the end of a run."""
+"""The bench fixture, and how many cases MIOpen has to compile kernels for."""
 
 import collections
-import itertools
 import zlib
 
 import pytest
-from operation_bench import Bench, worst
+from operation_bench import Bench
 
 MOST_ON_MIOPEN = 24
 
@@ -29,15 +28,3 @@ def pytest_collection_modifyitems(config, items):
 def bench(right):
     """The operations on each backend that finds a device."""
     return Bench(right)
-
-
-def pytest_terminal_summary(terminalreporter):
-    """The worst error / bound of every operation, backend and dtype that ran."""
-    if worst:
-        terminalreporter.section("operations: worst error / bound")
-        backends = sorted({(b, d) for _, b, d in worst})
-        terminalreporter.write_line(" " * 34 + "".join(f"{b}/{d}".rjust(13) for b, d in backends))
-        for name, rows in itertools.groupby(sorted(worst), key=lambda key: key[0]):
-            ratios = {key[1:]: worst[key] for key in rows}
-            cells = [f"{ratios[key]:.3f}" if key in ratios else "-" for key in backends]
-            terminalreporter.write_line(name.ljust(34) + "".join(cell.rjust(13) for cell in cells))
