@@ -58,7 +58,7 @@ class Setting:
         """(right, bound) of a vector as stored."""
         return right, error + self.p.u_param * (np.abs(right) + error) + self.p.tiny_param
 
-    def data(self, right, error, alpha=1.0, beta=0.0, prior=None):
+    def data_stored(self, right, error, alpha=1.0, beta=0.0, prior=None):
         """(right, bound) of blended data as stored."""
         prior = None if prior is None else prior.astype(np.float64)
         return stored(error, right, alpha, beta, prior, self.p.u, self.p.u_out, self.p.tiny_out)

@@ -191,12 +191,12 @@ def test_ranks_together_are_one_batch(bench, shards):
     g, b = scale.astype(np.float64).reshape(wide), bias.astype(np.float64).reshape(wide)
     right = reference.forward_training(s.x, g, b, epsilon=EPSILON)
     error = s.normalized(s.x, moments.mean, moments.inverse, g, b, d.mean, d.inverse)
-    assert (np.abs(y - right.y) <= 2 * s.data(right.y, error)[1]).all()
+    assert (np.abs(y - right.y) <= 2 * s.data_stored(right.y, error)[1]).all()
     back = reference.backward(s.x, dy.astype(np.float64), g, epsilon=EPSILON)
     error = s.gradient(
         dy.astype(np.float64), back.dx, moments.mean, moments.inverse, g, back.dscale, back.dbias, d.mean, d.inverse
     )
-    assert (np.abs(dx - back.dx) <= 2 * s.data(back.dx, error)[1]).all()
+    assert (np.abs(dx - back.dx) <= 2 * s.data_stored(back.dx, error)[1]).all()
     assert h is bench.handle
 
 
