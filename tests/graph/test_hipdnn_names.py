@@ -145,31 +145,18 @@ def test_a_name_of_the_module_is_here_with_its_signature(name):
         takes(getattr(hipdnn, name), spec, 0)
 
 
-def test_numbers_of_methods():
-    """As hipDNN's own tests call them."""
-    assert len(METHODS["BatchnormAttributes"]) == 31
-    assert len(METHODS["BatchnormBackwardAttributes"]) == 23
-
-
-@pytest.mark.parametrize("name", MEMBERS)
-def test_members_are_here(name):
-    for member in MEMBERS[name].split():
-        assert hasattr(getattr(hipdnn, name), member), member
-
-
-@pytest.mark.parametrize("name", REFUSED_MEMBERS)
-def test_other_members_are_refused_by_a_sentence(name):
-    for member in REFUSED_MEMBERS[name].split():
-        with pytest.raises(AttributeError, match=rf"hipdnn\.{name}\.{member} is not here; these are: .*, "):
-            getattr(getattr(hipdnn, name), member)
-
-
-@pytest.mark.parametrize("name", ABSENT.split())
-def test_what_is_absent_is_refused_by_a_sentence(name):
-    owner, _, method = name.rpartition(".")
-    with pytest.raises(AttributeError, match=rf"pybnorm\.hipdnn\.{name} is not here: .*batch norm.*plugins"):
-        getattr(getattr(hipdnn, owner)() if owner else hipdnn, method)
-    assert not hasattr(hipdnn, name)
+def test_members_are_here_and_others_are_refused_by_a_sentence():
+    for name, members in MEMBERS.items():
+        assert all(hasattr(getattr(hipdnn, name), member) for member in members.split()), name
+    for name, members in REFUSED_MEMBERS.items():
+        for member in members.split():
+            with pytest.raises(AttributeError, match=rf"hipdnn\.{name}\.{member} is not here; these are: .*, "):
+                getattr(getattr(hipdnn, name), member)
+    for name in ABSENT.split():
+        owner, _, method = name.rpartition(".")
+        with pytest.raises(AttributeError, match=rf"pybnorm\.hipdnn\.{name} is not here: .*batch norm.*plugins"):
+            getattr(getattr(hipdnn, owner)() if owner else hipdnn, method)
+        assert not hasattr(hipdnn, name)
 
 
 def test_the_module_lists_what_is_here():
@@ -179,23 +166,25 @@ def test_the_module_lists_what_is_here():
 # -------- behaviour that is hipDNN's and not of `pybnorm.graph`
 
 
-@pytest.mark.parametrize("role", ["input_0", "input_1", "input_2", "output_0"])
-def test_elementwise_attributes_keep_tensors(role):
-    made, tensor = hipdnn.PointwiseAttributes(), hipdnn.Tensor.create([1], hipdnn.DataType.FLOAT)
-    assert getattr(made, f"get_{role}")() is None
-    assert getattr(made, f"set_{role}")(tensor) is made
-    assert getattr(made, f"get_{role}")() is tensor
-    others = {f"get_{other}" for other in ("input_0", "input_1", "input_2", "output_0")} - {f"get_{role}"}
-    assert all(getattr(made, other)() is None for other in others)
-
-
-@pytest.mark.parametrize(
-    ("clip", "value"), [("relu_lower_clip", -0.5), ("relu_upper_clip", 6.0), ("relu_lower_clip_slope", 0.25)]
-)
-def test_clips_have_getters(clip, value):
-    made = hipdnn.PointwiseAttributes()
-    assert getattr(made, f"get_{clip}")() is None
-    assert getattr(getattr(made, f"set_{clip}")(value), f"get_{clip}")() == value
+@table("kind", [kind for kind in METHODS if kind.endswith(("Attributes", "Ext"))])
+def test_attributes_keep_what_they_are_given(kind):
+    """Each setter returns the attributes, and reaches its own getter only."""
+    made = getattr(hipdnn, kind)()
+    others = ("get_name", "get_compute_data_type", "get_mode", "get_peer_stats")
+    roles = [name.removeprefix("get_") for name in METHODS[kind] if name.startswith("get_") and name not in others]
+    tensors = {role: hipdnn.Tensor.create([1], hipdnn.DataType.HALF) for role in roles if "clip" not in role}
+    given = tensors | {role: 0.25 + place for place, role in enumerate(roles) if "clip" in role}
+    for role, value in given.items():
+        assert getattr(made, f"get_{role}")() is None
+        assert getattr(made, f"set_{role}")(value) is made
+        if role in tensors:
+            with pytest.raises(ArgumentError, match=r"in_0|inputs|output|" + role):
+                getattr(made, f"set_{role}")(1j)
+    for role, value in given.items():
+        assert getattr(made, f"get_{role}")() == value
+    assert made.set_compute_data_type(hipdnn.DataType.FLOAT).get_compute_data_type() == hipdnn.DataType.FLOAT
+    if "get_peer_stats" in METHODS[kind]:
+        assert made.set_peer_stats([given["x"]]).get_peer_stats() == [given["x"]]
 
 
 def test_scalars_are_rounded_to_their_data_type():
@@ -238,23 +227,15 @@ def test_a_tensor_is_validated():
 def test_states_are_runtime_errors_too():
     """As nanobind turns what C++ throws; wrong types are TypeErrors in both."""
     graph = hipdnn.Graph()
-    calls = [
-        graph.get_workspace_size,
-        graph.get_autotune_workspace_size,
-        graph.get_plan_name,
-        lambda: graph.get_plan_name_at_index(0),
-        lambda: graph.get_plan_name_at_index(1),
-        lambda: graph.get_workspace_size_plan_at_index(plan_index=3),
-        graph.get_ranked_engine_ids,
-        graph.get_execution_plan_engine_id,
-        lambda: graph.get_behavior_notes_for_engine(7),
-        lambda: graph.get_knobs_for_engine(7),
-        lambda: graph.get_knob_lookup_for_engine(7),
-        graph.to_compiled_plan_binary,
-    ]
-    for call in calls:
+    calls = {
+        **dict.fromkeys(("get_workspace_size", "get_autotune_workspace_size", "get_plan_name"), ()),
+        **dict.fromkeys(("get_ranked_engine_ids", "get_execution_plan_engine_id", "to_compiled_plan_binary"), ()),
+        **{"get_plan_name_at_index": (1,), "get_workspace_size_plan_at_index": (3,)},
+        **{"get_behavior_notes_for_engine": (7,), "get_knobs_for_engine": (7,), "get_knob_lookup_for_engine": (7,)},
+    }
+    for name, arguments in calls.items():
         with pytest.raises(RuntimeError) as caught:
-            call()
+            getattr(graph, name)(*arguments)
         assert isinstance(caught.value, ArgumentError)
     with pytest.raises(ArgumentTypeError):
         graph.get_plan_name_at_index("0")
