@@ -31,7 +31,10 @@ from pybnorm.operations import program
 # Those of tests/backends/test_calls.py: MIOpen compiles kernels for each.
 SHAPES = [(6, 5), (4, 3, 7), (4, 5, 6, 7), (2, 3, 2, 3, 4)]
 LAYOUTS = [Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST]
+DIMS = (4, 5, 6, 8)
 EPSILON, MOMENTUM = 1e-3, 0.2
+TRAIN, INFER, BACKWARD = Operation.FORWARD_TRAINING, Operation.FORWARD_INFERENCE, Operation.BACKWARD
+VECTORS = ("scale", "bias", "mean", "variance")
 
 dtypes = pytest.mark.parametrize("dtype", NUMPY, ids=lambda d: d.short)
 layouts = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda v: v.name.lower())
@@ -41,35 +44,6 @@ shapes = pytest.mark.parametrize("dims", SHAPES, ids=str)
 @pytest.fixture
 def bench(right):
     return Bench(right)
-
-
-def problem_of(operation, dtype, dims, layout, **options):
-    return Problem(
-        operation, Mode.SPATIAL, dtype, dims, _arguments.packed_strides(dims, layout), fill="randn", **options
-    )
-
-
-class Parts:
-    """A graph with an x and the parameters that were asked for."""
-
-    def __init__(self, problem, *names):
-        self.graph = new_graph(problem.dtype)
-        self.problem, self.c = problem, problem.dims[1]
-        self.x = self.data("x")
-        for name in names:
-            setattr(self, name, self.parameter(name))
-
-    def data(self, name):
-        return self.graph.tensor(name=name, dim=self.problem.dims, stride=self.problem.strides)
-
-    def parameter(self, name):
-        return self.graph.tensor(
-            name=name, dim=self.problem.parameter_dims, stride=(self.c, 1, *[1] * 6)[: len(self.problem.dims)]
-        )
-
-
-def given_to(p, inputs, names=("x", "scale", "bias", "mean", "variance")):
-    return {getattr(p, name): getattr(inputs, name) for name in names}
 
 
 def floats():
@@ -82,6 +56,41 @@ def outputs(*tensors):
     return list(tensors)
 
 
+class Parts:
+    """A problem, its inputs, and a graph with an x and the parameters that were asked for."""
+
+    def __init__(self, operation, *names, dtype=DataType.FLOAT32, dims=DIMS, layout=LAYOUTS[0], **options):
+        strides = _arguments.packed_strides(dims, layout)
+        self.problem = Problem(operation, Mode.SPATIAL, dtype, dims, strides, fill="randn", **options)
+        self.inputs, self.layout, self.graph = generate(self.problem), layout, new_graph(dtype)
+        self.x, self.names = self.data("x"), names
+        for name in names:
+            stride = (dims[1], 1, *[1] * 6)[: len(dims)]
+            setattr(self, name, self.graph.tensor(name=name, dim=self.problem.parameter_dims, stride=stride))
+
+    def data(self, name):
+        return self.graph.tensor(name=name, dim=self.problem.dims, stride=self.problem.strides)
+
+    def normalized(self, x=None, epsilon=EPSILON):
+        """The inference of an x by mean and variance."""
+        node = BatchnormInferenceAttributesVarianceExt()
+        parameters = self.mean, self.variance, self.scale, self.bias
+        return self.graph.batchnorm_inference_variance_ext(x or self.x, *parameters, epsilon, node)
+
+    def given(self):
+        """The inputs by tensor; `inv_variance` is what training saved, `mean` beside it, too."""
+        found = {"mean": "saved_mean", "inv_variance": "saved_inv_variance"} if "inv_variance" in self.names else {}
+        return {getattr(self, n): getattr(self.inputs, found.get(n, n)) for n in ("x", *self.names)}
+
+    def check(self, bench, made, more=(), *, expected=None, layout=..., by="uid"):
+        """Build with these outputs by name, unless the backend refuses; run, and judge each."""
+        outputs(*made.values())
+        if build(bench, self.graph, self.problem.dtype, self.layout if layout is ... else layout):
+            got = bench.run(self.graph, self.given() | dict(more), list(made.values()), by=by)
+            for name, values in zip(made, got, strict=True):
+                judge(expected or expect(self.problem, self.inputs), name, values, bench)
+
+
 # ---------------------------------------------------------------- nodes
 
 
@@ -91,23 +100,15 @@ def outputs(*tensors):
 @pytest.mark.parametrize("running", [True, False])
 def test_training(bench, dims, layout, dtype, running):
     options = {"factor": MOMENTUM} if running else {}
-    problem = problem_of(Operation.FORWARD_TRAINING, dtype, dims, layout, eps=EPSILON, running=running, **options)
-    inputs = generate(problem)
-    p = Parts(problem, "scale", "bias", "mean", "variance")
+    p = Parts(TRAIN, *VECTORS[: 4 if running else 2], dtype=dtype, dims=dims, layout=layout, eps=EPSILON,
+              running=running, **options)  # fmt: skip
     attributes = BatchnormAttributes().set_epsilon(TensorAttributes(EPSILON))
     if running:
         attributes.set_previous_running_stats(p.mean, p.variance, TensorAttributes(MOMENTUM))
     made = p.graph.batchnorm(p.x, p.scale, p.bias, attributes)
     assert running or made[3:] == (None, None)
-    made = outputs(*(t for t in made if t is not None))
-    if not build(bench, p.graph, dtype, layout):
-        return
-    names = ("x", "scale", "bias", *(("mean", "variance") if running else ()))
-    got = bench.run(p.graph, given_to(p, inputs, names), made)
-    expected = expect(problem, inputs)
     names = ("y", "saved_mean", "saved_inv_variance", "running_mean", "running_variance")
-    for name, values in zip(names, got, strict=False):
-        judge(expected, name, values, bench)
+    p.check(bench, {name: tensor for name, tensor in zip(names, made, strict=True) if tensor is not None})
 
 
 @dtypes
@@ -115,28 +116,14 @@ def test_training(bench, dims, layout, dtype, running):
 @shapes
 @pytest.mark.parametrize("form", ["inv_variance", "variance"])
 def test_inference(bench, dims, layout, dtype, form):
-    problem = problem_of(Operation.FORWARD_INFERENCE, dtype, dims, layout, eps=EPSILON)
-    inputs = generate(problem)
-    p = Parts(problem, "scale", "bias", "mean", "spread")
+    p = Parts(INFER, *VECTORS, dtype=dtype, dims=dims, layout=layout, eps=EPSILON)
     if form == "variance":
-        node, spread, expected = BatchnormInferenceAttributesVarianceExt(), inputs.variance, expect(problem, inputs)
-        y = p.graph.batchnorm_inference_variance_ext(p.x, p.mean, p.spread, p.scale, p.bias, EPSILON, node)
-    else:
-        spread, expected = inverse(problem, inputs)
-        y = p.graph.batchnorm_inference(p.x, p.mean, p.spread, p.scale, p.bias, BatchnormInferenceAttributes())
-    outputs(y)
-    if not build(bench, p.graph, dtype, layout):
-        return
-    given = {p.x: inputs.x, p.scale: inputs.scale, p.bias: inputs.bias, p.mean: inputs.mean, p.spread: spread}
-    (got,) = bench.run(p.graph, given, [y], by="tensor")
-    judge(expected, "y", got, bench)
-
-
-def inverse(problem, inputs):
-    """An inverse standard deviation as stored, and what is right for exactly it."""
-    spread = (1 / np.sqrt(inputs.variance.astype(np.float64) + problem.epsilon)).astype(np.float32)
-    exact = dataclasses.replace(inputs, variance=spread.astype(np.float64) ** -2)
-    return spread, expect(dataclasses.replace(problem, eps=0.0), exact)
+        return p.check(bench, {"y": p.normalized()}, by="tensor")
+    y = p.graph.batchnorm_inference(p.x, p.mean, p.variance, p.scale, p.bias, BatchnormInferenceAttributes())
+    # an inverse standard deviation as stored, and what is right for exactly it
+    inverse = (1 / np.sqrt(p.inputs.variance.astype(np.float64) + EPSILON)).astype(np.float32)
+    exact = dataclasses.replace(p.inputs, variance=inverse.astype(np.float64) ** -2)
+    p.check(bench, {"y": y}, {p.variance: inverse}, expected=expect(dataclasses.replace(p.problem, eps=0.0), exact))
 
 
 @dtypes
@@ -144,51 +131,36 @@ def inverse(problem, inputs):
 @shapes
 @pytest.mark.parametrize("saved", [True, False])
 def test_backward(bench, dims, layout, dtype, saved):
-    problem = problem_of(Operation.BACKWARD, dtype, dims, layout, eps=EPSILON, saved=saved)
-    inputs = generate(problem)
-    p = Parts(problem, "scale", "mean", "inv_variance")
-    dy = p.data("dy")
-    attributes = BatchnormBackwardAttributes()
+    names = ("scale", "mean", "inv_variance") if saved else ("scale",)
+    p = Parts(BACKWARD, *names, dtype=dtype, dims=dims, layout=layout, eps=EPSILON, saved=saved)
+    dy, attributes = p.data("dy"), BatchnormBackwardAttributes()
     if saved:
         attributes.set_saved_mean_and_inv_variance(p.mean, p.inv_variance)
     else:
         attributes.set_epsilon(EPSILON)
-    made = outputs(*p.graph.batchnorm_backward(dy, p.x, p.scale, attributes))
-    if not build(bench, p.graph, dtype, layout):
-        return
-    given = {p.x: inputs.x, dy: inputs.dy, p.scale: inputs.scale}
-    if saved:
-        given |= {p.mean: inputs.saved_mean, p.inv_variance: inputs.saved_inv_variance}
-    got = bench.run(p.graph, given, made)
-    expected = expect(problem, inputs)
-    for name, values in zip(("dx", "dscale", "dbias"), got, strict=True):
-        judge(expected, name, values, bench)
+    made = p.graph.batchnorm_backward(dy, p.x, p.scale, attributes)
+    p.check(bench, dict(zip(("dx", "dscale", "dbias"), made, strict=True)), {dy: p.inputs.dy})
 
 
 @dtypes
 @layouts
 def test_pointwise_alone(bench, layout, dtype):
-    dims = (4, 5, 6, 7)
-    problem = problem_of(Operation.BACKWARD, dtype, dims, layout)
-    inputs = generate(problem)
-    x, dy = (a.astype(np.float64) for a in (inputs.x, inputs.dy))
-    right = {"relu": np.maximum(x, 0), "drelu": np.where(x > 0, dy, 0), "sum": x + dy, "double": x + x}
-    for name, values in right.items():
-        p = Parts(problem)
+    for name in ("relu", "drelu", "sum", "double"):
+        p = Parts(BACKWARD, dtype=dtype, dims=(4, 5, 6, 7), layout=layout)
+        x, dy = (a.astype(np.float64) for a in (p.inputs.x, p.inputs.dy))
         b = p.data("b")
-        made = {
-            "relu": lambda p=p: p.graph.relu(p.x),
-            "drelu": lambda p=p, b=b: p.graph.relu_backward(b, p.x),
-            "sum": lambda p=p, b=b: p.graph.add(p.x, b),
-            "double": lambda p=p: p.graph.add(p.x, p.x),
-        }[name]()
-        outputs(made)
+        made, right = {
+            "relu": (lambda p=p: p.graph.relu(p.x), np.maximum(x, 0)),
+            "drelu": (lambda p=p, b=b: p.graph.relu_backward(b, p.x), np.where(x > 0, dy, 0)),
+            "sum": (lambda p=p, b=b: p.graph.add(p.x, b), x + dy),
+            "double": (lambda p=p: p.graph.add(p.x, p.x), x + x),
+        }[name]
+        (made,) = outputs(made())
         p.graph.build(bench.handle)
-        given = {p.x: inputs.x} if name in ("relu", "double") else {p.x: inputs.x, b: inputs.dy}
-        (got,) = bench.run(p.graph, given, [made])
-        p_ = bounds.precision(dtype)
-        slack = 0.0 if name in ("relu", "drelu") else (p_.u_out + 2 * p_.u) * np.abs(values) + p_.tiny_out
-        assert (np.abs(got.astype(np.float64) - values) <= slack).all(), name
+        (got,) = bench.run(p.graph, p.given() | ({b: p.inputs.dy} if name in ("drelu", "sum") else {}), [made])
+        u = bounds.precision(dtype)
+        slack = 0.0 if "relu" in name else (u.u_out + 2 * u.u) * np.abs(right) + u.tiny_out
+        assert (np.abs(got.astype(np.float64) - right) <= slack).all(), name
 
 
 # ---------------------------------------------------------------- nodes joined by virtual tensors
@@ -199,28 +171,14 @@ def test_pointwise_alone(bench, layout, dtype):
 @shapes
 @pytest.mark.parametrize("order", ["bn first", "shortcut first"])
 def test_sum_and_relu_are_rounded_once(bench, dims, layout, dtype, order):
-    problem = problem_of(Operation.FORWARD_INFERENCE, dtype, dims, layout, eps=EPSILON, beta=1.0)
-    inputs = generate(problem)
-    p = Parts(problem, "scale", "bias", "mean", "variance")
-    shortcut = p.data("shortcut")
-    node = BatchnormInferenceAttributesVarianceExt()
-    y = p.graph.batchnorm_inference_variance_ext(p.x, p.mean, p.variance, p.scale, p.bias, EPSILON, node)
+    p = Parts(INFER, *VECTORS, dtype=dtype, dims=dims, layout=layout, eps=EPSILON, beta=1.0)
+    shortcut, y = p.data("shortcut"), p.normalized()
     total = p.graph.add(y, shortcut) if order == "bn first" else p.graph.add(shortcut, y)
-    out = p.graph.relu(total)
-    outputs(out)
+    (out,) = outputs(p.graph.relu(total))
     if not build(bench, p.graph, dtype, layout):
         return
-    (got,) = bench.run(p.graph, given_to(p, inputs) | {shortcut: inputs.prior}, [out])
-    expected = expect(problem, inputs)
-    if bench.handle.backend == "miopen" and dtype == DataType.FLOAT16:
-        # MIOpen adds in the data's own type: what it adds to the shortcut has been rounded, too.
-        u = bounds.precision(dtype).u_out
-        for index, right, bound in parts(expected):
-            term = np.abs(right - inputs.prior[index].astype(np.float64))
-            error = np.abs(got[index].astype(np.float64) - np.maximum(right, 0))
-            assert (error <= bound + u * (1 + u) * (term + bound)).all(), problem
-        return
-    judge_relu(expected, got, bench)
+    (got,) = bench.run(p.graph, p.given() | {shortcut: p.inputs.prior}, [out])
+    judge_relu(expect(p.problem, p.inputs), got, bench, p.inputs.prior)
 
 
 @dtypes
@@ -229,149 +187,101 @@ def test_sum_and_relu_are_rounded_once(bench, dims, layout, dtype, order):
 @pytest.mark.parametrize("x_dy_in_one_layout", [True, False])
 def test_gradient_through_relu(bench, dims, layout, dtype, x_dy_in_one_layout):
     """hipDNN's fusion: inference, ReLU gradient with the mask of its virtual y, batch norm gradient."""
-    problem = problem_of(Operation.BACKWARD, dtype, dims, layout)
-    forward = problem_of(Operation.FORWARD_INFERENCE, dtype, dims, layout, eps=0.0)
-    inputs, before = generate(problem), generate(forward)
+    kind = {"dtype": dtype, "dims": dims, "layout": layout}
+    p = Parts(BACKWARD, "scale", "mean", "inv_variance", **kind)
+    forward, inputs, undecided = Parts(INFER, "bias", **kind, eps=0.0), p.inputs, 0
+    before = forward.inputs
     before.x, before.scale, before.mean = inputs.x, inputs.scale, inputs.saved_mean
     before.variance = inputs.saved_inv_variance.astype(np.float64) ** -2
-    masked, undecided = inputs.dy.copy(), 0
-    for index, right, bound in parts(expect(forward, before)):
+    masked = inputs.dy.copy()
+    for index, right, bound in parts(expect(forward.problem, before)):
         near = np.abs(right) <= bound
         undecided += int(np.count_nonzero(near))
         inputs.dy[index][near] = 0  # either mask is right there
         masked[index] = np.where(right > 0, inputs.dy[index], 0)
     assert undecided <= 0.01 * masked.size
-    expected = expect(problem, dataclasses.replace(inputs, dy=masked))
 
-    p = Parts(problem, "scale", "bias", "mean", "inv_variance")
-    dy = p.data("dy")
+    dy, bias = p.data("dy"), p.graph.tensor(name="bias", dim=p.problem.parameter_dims)
     if not x_dy_in_one_layout:
-        other = LAYOUTS[1 - LAYOUTS.index(layout)]
-        dy.set_stride(_arguments.packed_strides(dims, other))
-    y = p.graph.batchnorm_inference(p.x, p.mean, p.inv_variance, p.scale, p.bias, BatchnormInferenceAttributes())
+        dy.set_stride(_arguments.packed_strides(dims, LAYOUTS[1 - LAYOUTS.index(layout)]))
+    y = p.graph.batchnorm_inference(p.x, p.mean, p.inv_variance, p.scale, bias, BatchnormInferenceAttributes())
     drelu = p.graph.pointwise(y, dy, PointwiseAttributes().set_mode("relu_bwd"))
     attributes = BatchnormBackwardAttributes().set_saved_mean_and_inv_variance(p.mean, p.inv_variance)
-    made = outputs(*p.graph.batchnorm_backward(drelu, p.x, p.scale, attributes))
-    copied = None if not x_dy_in_one_layout else layout  # MIOpen has no copy between layouts
-    if not build(bench, p.graph, dtype, copied):
-        return
-    given = {p.x: inputs.x, dy: inputs.dy, p.scale: inputs.scale, p.bias: before.bias}
-    given |= {p.mean: inputs.saved_mean, p.inv_variance: inputs.saved_inv_variance}
-    got = bench.run(p.graph, given, made)
-    for name, values in zip(("dx", "dscale", "dbias"), got, strict=True):
-        judge(expected, name, values, bench)
+    made = dict(zip(("dx", "dscale", "dbias"), p.graph.batchnorm_backward(drelu, p.x, p.scale, attributes),
+                    strict=True))  # fmt: skip
+    expected = expect(p.problem, dataclasses.replace(inputs, dy=masked))
+    copied = layout if x_dy_in_one_layout else None  # MIOpen has no copy between layouts
+    p.check(bench, made, {dy: inputs.dy, bias: before.bias}, expected=expected, layout=copied)
 
 
 def test_forward_and_backward_in_one_graph(bench):
     """Saved statistics may stay inside."""
-    dtype, layout, dims = DataType.FLOAT32, Layout.CHANNELS_FIRST, (4, 5, 6, 8)
-    problem = problem_of(Operation.BACKWARD, dtype, dims, layout, eps=EPSILON, saved=False)
-    inputs = generate(problem)
-    p = Parts(problem, "scale", "bias")
-    dy = p.data("dy")
-    _, mean, inv, _, _ = p.graph.batchnorm(p.x, p.scale, p.bias, BatchnormAttributes().set_epsilon(EPSILON))
+    p = Parts(BACKWARD, "scale", eps=EPSILON, saved=False)
+    dy, bias = p.data("dy"), p.graph.tensor(name="bias", dim=p.problem.parameter_dims)
+    _, mean, inv, _, _ = p.graph.batchnorm(p.x, p.scale, bias, BatchnormAttributes().set_epsilon(EPSILON))
     attributes = BatchnormBackwardAttributes().set_saved_mean_and_inv_variance(mean, inv)
     dx, dscale, _ = p.graph.batchnorm_backward(dy, p.x, p.scale, attributes)
-    made = outputs(dx, dscale)
-    p.graph.build(bench.handle)
-    bias = np.zeros(problem.parameter_dims, np.float32)
-    got = bench.run(p.graph, {p.x: inputs.x, dy: inputs.dy, p.scale: inputs.scale, p.bias: bias}, made)
-    expected = expect(problem, inputs)
-    judge(expected, "dx", got[0])
-    judge(expected, "dscale", got[1])
+    zeros = np.zeros(p.problem.parameter_dims, np.float32)
+    p.check(bench, {"dx": dx, "dscale": dscale}, {dy: p.inputs.dy, bias: zeros})
 
 
 def test_next_running_statistics_may_be_the_previous_ones_memory(bench):
-    problem = problem_of(
-        Operation.FORWARD_TRAINING, DataType.FLOAT32, (4, 5, 6, 8), Layout.CHANNELS_FIRST, eps=EPSILON, factor=MOMENTUM
-    )
-    inputs = generate(problem)
-    p = Parts(problem, "scale", "bias", "mean", "variance")
+    p = Parts(TRAIN, *VECTORS, eps=EPSILON, factor=MOMENTUM)
     attributes = BatchnormAttributes().set_epsilon(EPSILON)
     attributes.set_previous_running_stats(p.mean, p.variance, MOMENTUM)
     y, _, _, next_mean, next_variance = p.graph.batchnorm(p.x, p.scale, p.bias, attributes)
     outputs(y, next_mean, next_variance)
     p.graph.build(bench.handle)
     device = bench.device
-    memory = {t: device.from_numpy(a) for t, a in (given_to(p, inputs) | {y: np.full_like(inputs.x, np.nan)}).items()}
+    memory = {t: device.from_numpy(a) for t, a in (p.given() | {y: np.full_like(p.inputs.x, np.nan)}).items()}
     memory |= {next_mean: memory[p.mean].pointer, next_variance: memory[p.variance].pointer}
     size = p.graph.get_workspace_size()
     p.graph.execute(bench.handle, memory, device.empty_bytes(size) if size else None)
     device.synchronize()
-    expected = expect(problem, inputs)
     for tensor, name in ((y, "y"), (p.mean, "running_mean"), (p.variance, "running_variance")):
-        judge(expected, name, device.to_numpy(memory[tensor]))
+        judge(expect(p.problem, p.inputs), name, device.to_numpy(memory[tensor]))
 
 
 def test_sixteen_bit_parameters(bench):
     """The data type of a parameter may be set to 16 bits; the arithmetic stays float32."""
-    problem = problem_of(
-        Operation.FORWARD_INFERENCE, DataType.FLOAT32, (4, 5, 6, 8), Layout.CHANNELS_FIRST, eps=EPSILON
-    )
-    inputs = generate(problem)
-    p = Parts(problem, "scale", "bias", "mean", "variance")
+    p = Parts(INFER, *VECTORS, eps=EPSILON)
     p.scale.set_data_type("bfloat16")
-    inputs.scale = inputs.scale.astype(NUMPY[DataType.BFLOAT16])
-    node = BatchnormInferenceAttributesVarianceExt()
-    y = p.graph.batchnorm_inference_variance_ext(p.x, p.mean, p.variance, p.scale, p.bias, EPSILON, node)
-    outputs(y)
-    p.graph.build(bench.handle)
-    given = given_to(p, inputs)
-    (got,) = bench.run(p.graph, given, [y])
-    judge(expect(problem, inputs), "y", got, bench)
+    p.inputs.scale = p.inputs.scale.astype(NUMPY[DataType.BFLOAT16])
+    p.check(bench, {"y": p.normalized()})
 
 
 # ---------------------------------------------------------------- intermediate data types
 
 
-def test_an_intermediate_that_would_be_rounded_once_more_is_refused(bench):
-    """float32 between two batch norms of bfloat16 data: no primitive holds it, so it is not done silently."""
-    problem = problem_of(Operation.FORWARD_INFERENCE, DataType.BFLOAT16, (4, 5, 6, 8), Layout.CHANNELS_FIRST)
+@pytest.mark.parametrize("joined", ["one after the other", "sum"])
+def test_an_intermediate_that_would_be_rounded_once_more_is_refused(bench, joined):
+    """float32 between two batch norms of bfloat16 data: no primitive holds it, so it is not done silently.
 
-    def chain(kind):
-        p = Parts(problem, "scale", "bias", "mean", "variance")
-        node = BatchnormInferenceAttributesVarianceExt()
-        first = p.graph.batchnorm_inference_variance_ext(p.x, p.mean, p.variance, p.scale, p.bias, EPSILON, node)
-        if kind is not None:
-            first.set_data_type(kind)
-        second = p.graph.batchnorm_inference_variance_ext(first, p.mean, p.variance, p.scale, p.bias, EPSILON, node)
-        outputs(second)
-        p.graph.build(bench.handle)
-        return p.graph
-
-    with pytest.raises(pybnorm.UnsupportedError, match=r"stored in bf16.*set its data type to bf16"):
-        chain(None)
-    assert chain("bfloat16").get_workspace_size() > 0
-
-
-def test_sum_of_two_batch_norms(bench):
-    """One of them is added before rounding, the other is rounded before: refused unless it says so."""
-    problem = problem_of(Operation.FORWARD_INFERENCE, DataType.BFLOAT16, (4, 5, 6, 8), Layout.CHANNELS_FIRST)
+    Of a sum one is added before rounding, the other is rounded before: refused unless it says so.
+    """
     for kind in (None, "bfloat16"):
-        p = Parts(problem, "scale", "bias", "mean", "variance")
-        arguments = (p.mean, p.variance, p.scale, p.bias, EPSILON, BatchnormInferenceAttributesVarianceExt())
-        a = p.graph.batchnorm_inference_variance_ext(p.x, *arguments)
-        b = p.graph.batchnorm_inference_variance_ext(p.data("x2"), *arguments)
-        outputs(p.graph.relu(p.graph.add(a, b)))
+        p = Parts(INFER, *VECTORS, dtype=DataType.BFLOAT16)
+        first = p.normalized()
+        second = p.normalized(first if joined != "sum" else p.data("x2"))
+        outputs(second if joined != "sum" else p.graph.relu(p.graph.add(first, second)))
         if kind is None:
-            with pytest.raises(pybnorm.UnsupportedError, match="rounded once more"):
+            text = "rounded once more" if joined == "sum" else r"stored in bf16.*set its data type to bf16"
+            with pytest.raises(UnsupportedError, match=text):
                 p.graph.build(bench.handle)
-        elif bench.handle.backend != "miopen":
-            a.set_data_type(kind)
+        elif joined != "sum" or bench.handle.backend != "miopen":
+            first.set_data_type(kind)
             p.graph.build(bench.handle)
+            assert joined == "sum" or p.graph.get_workspace_size() > 0
 
 
 def test_workspace_is_what_virtual_tensors_take(bench):
-    problem = problem_of(Operation.FORWARD_INFERENCE, DataType.FLOAT32, (4, 5, 6, 8), Layout.CHANNELS_FIRST)
     sizes = []
     for relu in (False, True):
-        p = Parts(problem, "scale", "bias", "mean", "variance")
-        node = BatchnormInferenceAttributesVarianceExt()
-        y = p.graph.batchnorm_inference_variance_ext(p.x, p.mean, p.variance, p.scale, p.bias, EPSILON, node)
-        outputs(p.graph.relu(y) if relu else y)
+        p = Parts(INFER, *VECTORS)
+        outputs(p.graph.relu(p.normalized()) if relu else p.normalized())
         p.graph.build(bench.handle)
         sizes.append(p.graph.get_workspace_size())
-    assert sizes[1] - sizes[0] >= 4 * np.prod(problem.dims)
+    assert sizes[1] - sizes[0] >= 4 * np.prod(DIMS)
 
 
 # ---------------------------------------------------------------- life cycle
@@ -451,21 +361,12 @@ def test_uids_are_given_around_those_that_were_set(made, bench):
 
 
 def test_changes_after_building_have_no_effect(bench):
-    problem = problem_of(
-        Operation.FORWARD_INFERENCE, DataType.FLOAT32, (4, 5, 6, 8), Layout.CHANNELS_FIRST, eps=EPSILON
-    )
-    inputs = generate(problem)
-    p = Parts(problem, "scale", "bias", "mean", "variance")
-    epsilon = TensorAttributes(EPSILON)
-    node = BatchnormInferenceAttributesVarianceExt()
-    y = p.graph.batchnorm_inference_variance_ext(p.x, p.mean, p.variance, p.scale, p.bias, epsilon, node)
-    outputs(y)
+    p, epsilon = Parts(INFER, *VECTORS, eps=EPSILON), TensorAttributes(EPSILON)
+    (y,) = outputs(p.normalized(epsilon=epsilon))
     p.graph.build(bench.handle)
     epsilon.set_value(100.0)
-    node.set_name("later")
-    given = given_to(p, inputs)
-    (got,) = bench.run(p.graph, given, [y])
-    judge(expect(problem, inputs), "y", got, bench)
+    (got,) = bench.run(p.graph, p.given(), [y])
+    judge(expect(p.problem, p.inputs), "y", got, bench)
 
 
 def test_attributes_are_taken_as_they_are_when_the_node_is_added():
@@ -509,17 +410,6 @@ def test_plans_and_modes(made, bench):
 # ---------------------------------------------------------------- graphs that are wrong
 
 
-def wrong(argument, change, dims=(4, 5, 6, 8)):
-    """A training graph spoilt by `change` is refused by validate with this argument."""
-    graph, t = training(floats(), dims)
-    change(graph, t)
-    with pytest.raises(ArgumentError) as info:
-        graph.validate()
-    assert argument in info.value.argument, info.value
-    with pytest.raises(ArgumentError, match="described"):
-        graph.get_workspace_size()
-
-
 @table(
     ("argument", "change"),
     [
@@ -538,18 +428,20 @@ def wrong(argument, change, dims=(4, 5, 6, 8)):
         ("x of bn", lambda g, t: t["x"].set_value(1.0)),
         ("uid", lambda g, t: (t["x"].set_uid(3), t["y"].set_uid(3))),
         ("data_type", lambda g, t: t["y"].set_data_type("half")),
-        (
-            "graph",
-            lambda g, t: (
-                [v.set_output(False) for v in t.values()][:0]
-                or [t[n].set_output(True) for n in ("x", "scale", "bias", "prev_mean", "prev_variance")]
-            ),
-        ),
+        ("graph", lambda g, t: [v.set_output(n in ("x", "scale", "bias", "prev_mean", "prev_variance"))
+                                for n, v in t.items()]),
         ("compute_data_type", lambda g, t: g.set_compute_data_type("half")),
     ],
-)
+)  # fmt: skip
 def test_wrong_graphs(argument, change):
-    wrong(argument, change)
+    """A training graph spoilt by `change` is refused by validate with this argument."""
+    graph, t = training(floats())
+    change(graph, t)
+    with pytest.raises(ArgumentError) as info:
+        graph.validate()
+    assert argument in info.value.argument, info.value
+    with pytest.raises(ArgumentError, match="described"):
+        graph.get_workspace_size()
 
 
 def one_node(kind="batchnorm", x=(4, 5), dy=None, bias=True, **slots):
@@ -577,6 +469,7 @@ PREVIOUS = {"epsilon": 0.1, "prev_running_mean": True, "prev_running_variance": 
 @table(
     ("argument", "described"),
     [
+        ("x of", {"x": (1, 5), "epsilon": EPSILON}),  # one element for each statistic
         ("x of", {"kind": "backward", "x": (1, 5), "epsilon": EPSILON}),
         ("dy of", {"kind": "backward", "dy": (3, 5), "epsilon": EPSILON}),
         ("epsilon of", {}),
@@ -597,12 +490,6 @@ def test_groups_are_complete_or_absent_and_values_in_their_ranges(argument, desc
     with pytest.raises(ArgumentError) as info:
         one_node(**described).validate()
     assert info.value.argument.startswith(argument), info.value
-
-
-def test_what_is_no_communicator_is_refused():
-    wrong("x of bn", lambda g, t: None, dims=(1, 5, 1, 1))
-    with pytest.raises(ArgumentError, match="communicator"):
-        floats().set_communicator("MPI_COMM_WORLD")
 
 
 def test_pointwise_rules():
@@ -631,10 +518,6 @@ def test_pointwise_rules():
         with pytest.raises(ArgumentError) as info:
             build_one(*arguments, **clips)
         assert info.value.argument.startswith(f"{name} of"), info.value
-    with pytest.raises(ArgumentError):
-        PointwiseAttributes().set_mode("tanh")
-    with pytest.raises(ArgumentError):
-        PointwiseAttributes().set_mode(2.5)
 
 
 def test_empty_and_foreign():
@@ -669,6 +552,9 @@ def test_tensor_setters_refuse_what_is_wrong():
         (lambda: Graph().pointwise(Tensor()), "inputs"),
         (lambda: Graph().batchnorm(Tensor(), Tensor(), Tensor(), PointwiseAttributes()), "attributes"),
         (lambda: Graph().tensor(3), "attributes"),
+        (lambda: PointwiseAttributes().set_mode("tanh"), "mode"),
+        (lambda: PointwiseAttributes().set_mode(2.5), "mode"),
+        (lambda: floats().set_communicator("MPI_COMM_WORLD"), "communicator"),
     ]:
         with pytest.raises(ArgumentError) as info:
             call()
@@ -736,32 +622,24 @@ def refused(built, argument, pack=None, workspace="right", handle=None, kind=Arg
     return info.value
 
 
-def test_missing_and_unknown_uids(built):
+def test_a_pack_has_each_tensor_and_nothing_else(built):
+    x, pack = built.pack[built.uid("x")], built.pack
     for name in ("x", "scale", "out", "next_mean", "prev_variance"):
-        pack = dict(built.pack)
-        del pack[built.uid(name)]
-        error = refused(built, "variant_pack", pack)
-        assert f"no entry for {built.uid(name)} " in str(error)
-    refused(built, "variant_pack", {**built.pack, 12345: built.pack[built.uid("x")]})
-    refused(built, "variant_pack", {**built.pack, "x": built.pack[built.uid("x")]})
-    refused(built, "variant_pack", {**built.pack, Tensor(): built.pack[built.uid("x")]})
-    refused(built, "variant_pack", [built.pack])
-    refused(built, "(x)", {**built.pack, built.t["x"]: built.pack[built.uid("x")]})
-
-
-def test_virtual_tensors_and_scalars_take_no_memory(built):
-    error = refused(
-        built, f"variant_pack[{built.uid('y')}]", {**built.pack, built.uid("y"): built.pack[built.uid("x")]}
-    )
-    assert "virtual" in str(error)
+        without = {uid: array for uid, array in pack.items() if uid != built.uid(name)}
+        assert f"no entry for {built.uid(name)} " in str(refused(built, "variant_pack", without))
+    for key in (12345, "x", Tensor()):
+        refused(built, "variant_pack", {**pack, key: x})
+    refused(built, "variant_pack", [pack])
+    refused(built, "(x)", {**pack, built.t["x"]: x})
+    virtual = built.uid("y")
+    assert "virtual" in str(refused(built, f"variant_pack[{virtual}]", {**pack, virtual: x}))
     scalar = next(uid for uid, record in built.graph._by_uid.items() if record is None)
-    error = refused(built, "variant_pack", {**built.pack, scalar: built.pack[built.uid("x")]})
-    assert "by value" in str(error)
+    assert "by value" in str(refused(built, "variant_pack", {**pack, scalar: x}))
 
 
 def test_memory_must_be_what_the_tensor_says(built):
-    place = built.device.from_numpy
     x, scale, out = built.uid("x"), built.uid("scale"), built.uid("out")
+    other = 2 if built.handle.library.device_type == 1 else 1
     for uid, array in [
         (x, np.ones((4, 5, 6, 7), np.float32)),
         (x, np.ones((4, 5, 48), np.float32)),
@@ -771,23 +649,24 @@ def test_memory_must_be_what_the_tensor_says(built):
         (scale, np.ones(6, np.float32)),
         (scale, np.ones(5, np.float64)),
         (scale, np.ones((5, 2), np.float32)[:, 0]),
+        *[(x, value) for value in (0, None, "x", object(), built.pack[x].pointer + 2)],
+        (x, built.pack[x]._replace(device_type=other)),
+        (out, built.pack[out]._replace(writable=False)),
     ]:
-        refused(built, f"variant_pack[{uid}]", {**built.pack, uid: place(array)})
-    for value in (0, None, "x", object()):
-        refused(built, f"variant_pack[{x}]", {**built.pack, x: value})
-    refused(built, f"variant_pack[{x}]", {**built.pack, x: built.pack[x].pointer + 2})
-    refused(built, f"variant_pack[{out}]", {**built.pack, out: built.pack[out]._replace(writable=False)})
-    other = 2 if built.handle.library.device_type == 1 else 1
-    refused(built, f"variant_pack[{x}]", {**built.pack, x: built.pack[x]._replace(device_type=other)})
+        memory = built.device.from_numpy(array) if isinstance(array, np.ndarray) else array
+        refused(built, f"variant_pack[{uid}]", {**built.pack, uid: memory})
 
 
 def test_overlaps(built):
-    x, out, mean = built.uid("x"), built.uid("out"), built.uid("mean")
-    refused(built, "OUT_0", {**built.pack, out: built.pack[x]})
-    refused(built, "MEAN", {**built.pack, mean: built.pack[built.uid("scale")]})
-    refused(built, "bn::", {**built.pack, mean: built.pack[built.uid("inv_variance")]})
-    refused(built, "bn::", {**built.pack, built.uid("next_mean"): built.pack[built.uid("prev_variance")]})
+    for argument, name, other in [
+        ("OUT_0", "out", "x"),
+        ("MEAN", "mean", "scale"),
+        ("bn::", "mean", "inv_variance"),
+        ("bn::", "next_mean", "prev_variance"),
+    ]:
+        refused(built, argument, {**built.pack, built.uid(name): built.pack[built.uid(other)]})
     # An output where the workspace is.
+    mean = built.uid("mean")
     inside = built.pack[mean]._replace(pointer=-(-built.workspace.pointer // 64) * 64 + 64)
     refused(built, "", {**built.pack, mean: inside})
 
@@ -874,7 +753,8 @@ def test_nothing_is_allocated_behind_the_callers_back(built, monkeypatch):
 
 
 @pytest.fixture
-def logger():
+def logger(monkeypatch):
+    monkeypatch.delenv("PYBNORM_LOG_LEVEL", raising=False)
     root = logging.getLogger("pybnorm")
     level, handlers = root.level, list(root.handlers)
     yield root
@@ -882,11 +762,16 @@ def logger():
     root.handlers[:] = handlers
 
 
-def test_log_level_by_variable(monkeypatch, logger, caplog):
-    for word, level in (("off", 51), ("info", logging.INFO), ("WARN", logging.WARNING), ("error", logging.ERROR)):
-        monkeypatch.setenv("PYBNORM_LOG_LEVEL", word)
-        Graph()
-        assert logger.level == level
+def test_log_level_by_variable(monkeypatch, logger):
+    """hipDNN's where ours is not set."""
+    for name, words in (
+        ("HIPDNN_LOG_LEVEL", (("info", 20), ("fatal", 50), ("off", 51))),
+        ("PYBNORM_LOG_LEVEL", (("off", 51), ("info", 20), ("WARN", 30), ("error", 40))),
+    ):
+        for word, level in words:
+            monkeypatch.setenv(name, word)
+            Graph()
+            assert logger.level == level
     monkeypatch.setenv("PYBNORM_LOG_LEVEL", "loud")
     with pytest.raises(ArgumentError) as info:
         Graph()
@@ -954,9 +839,8 @@ def test_clips_and_the_slope_below(bench, mode, clips, dtype):
 @pytest.mark.parametrize("clipped", [False, True])
 def test_a_virtual_float32_before_clips_would_be_rounded_first(bench, clipped):
     """Rounding and ReLU commute; rounding and a clip that is no value of the type do not."""
-    p = Parts(problem_of(Operation.FORWARD_INFERENCE, DataType.FLOAT16, (4, 5, 6, 8), LAYOUTS[0]), "m", "v", "s", "b")
-    p.graph.set_intermediate_data_type("float")
-    y = p.graph.batchnorm_inference(p.x, p.m, p.v, p.s, p.b, BatchnormInferenceAttributes())
+    p = Parts(INFER, *VECTORS, dtype=DataType.FLOAT16)
+    y = p.graph.batchnorm_inference(p.x, p.mean, p.variance, p.scale, p.bias, BatchnormInferenceAttributes())
     attributes = PointwiseAttributes().set_mode("relu_fwd")
     if clipped:
         attributes.set_relu_upper_clip(0.1)

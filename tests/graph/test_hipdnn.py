@@ -1,7 +1,6 @@
 """A script in the words of hipDNN's own Python runs, and computes what the reference says; graphs survive as JSON."""
 
 import json
-import logging
 
 import numpy as np
 import pytest
@@ -246,23 +245,6 @@ def test_json_that_is_not_a_graph_is_refused_by_name_and_changes_nothing(change,
     with pytest.raises(ArgumentError, match=named_in_error):
         plain.from_json(json.dumps(change(json.loads(before))))
     assert plain.to_json() == before
-
-
-@pytest.mark.parametrize(("word", "level"), [("info", 20), ("fatal", 50), ("off", 51)])
-def test_hipdnns_log_variable_where_ours_is_not_set(monkeypatch, word, level):
-    root = logging.getLogger("pybnorm")
-    kept = root.level, list(root.handlers)
-    monkeypatch.delenv("PYBNORM_LOG_LEVEL", raising=False)
-    monkeypatch.setenv("HIPDNN_LOG_LEVEL", word)
-    try:
-        Graph()
-        assert root.level == level
-        monkeypatch.setenv("PYBNORM_LOG_LEVEL", "error")
-        Graph()
-        assert root.level == logging.ERROR
-    finally:
-        root.setLevel(kept[0])
-        root.handlers[:] = kept[1]
 
 
 def test_the_first_backend_that_works(monkeypatch, load_library):
