@@ -50,7 +50,7 @@ def test_one_command(handle, name, dtype, layout, monkeypatch):
     avoids = handle.backend == "miopen" and name != "miopen_calls"
     monkeypatch.setenv("PYBNORM_KNOWN_DEFECTS", "avoid" if avoids else "ignore")
     need_no_workspace(handle.backend, name)
-    start = run if (dtype, layout) == ("f32", "nchw") else run_here
+    start = run if (name, dtype, layout) == ("gocudnn_layer", "f32", "nchw") else run_here
     done = start(name, "--backend", handle.backend, "--dtype", dtype, "--layout", layout)
     if name in GRAPHS:
         assert done.returncode == 0, done.stdout + done.stderr
@@ -72,14 +72,13 @@ def test_one_command(handle, name, dtype, layout, monkeypatch):
         assert float(ratio) <= (2 if wrong else 1), done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("other", pybnorm.backends())
 def test_a_state_moves_to_another_backend(handle, other):
     try:
         pybnorm.load(other)
     except pybnorm.LibraryError:
-        pytest.skip(f"{other}: no such library here, of which test_an_absent_second_library_is_said")
-    done = run("gocudnn_layer", "--backend", handle.backend, "--infer-backend", other)
+        pytest.skip(f"{other}: no such library here, of which test_an_absent_library_is_said")
+    done = run_here("gocudnn_layer", "--backend", handle.backend, "--infer-backend", other)
     if done.returncode == ABSENT:
         with pytest.raises(pybnorm.NotInitializedError):
             pybnorm.Handle(other).close()
@@ -150,23 +149,19 @@ def test_a_wrong_call_is_a_mismatch(backend, handle, name, owner, call, mistake,
     assert set(wrong) & set(output.split("|")) or (wrong and name in GRAPHS)
 
 
-def test_an_absent_library_is_said():
-    done = run("batchnorm_training", "--backend", "onednn", PYBNORM_LIB_ONEDNN=str(EXAMPLES / "example.py"))
+@pytest.mark.parametrize(
+    "options",
+    [("batchnorm_training", "--backend", "onednn"),
+     ("gocudnn_layer", "--backend", "native", "--infer-backend", "onednn")],
+)  # fmt: skip
+def test_an_absent_library_is_said(options):
+    done = run(*options, PYBNORM_LIB_ONEDNN=str(EXAMPLES / "example.py"))
     assert done.returncode == ABSENT
     assert "PYBNORM_LIB_ONEDNN" in done.stderr
 
 
-@pytest.mark.slow
-def test_an_absent_second_library_is_said(handle):
-    absent = next(b for b in pybnorm.backends() if b != handle.backend)
-    variables = {f"PYBNORM_LIB_{absent.upper()}": str(EXAMPLES / "example.py")}
-    done = run("gocudnn_layer", "--backend", handle.backend, "--infer-backend", absent, **variables)
-    assert done.returncode == ABSENT
-    assert f"PYBNORM_LIB_{absent.upper()}" in done.stderr
-
-
 @pytest.mark.parametrize(("name", "dtype"), [("directml_grad", "bf16"), ("batchnorm_training", "f64")])
 def test_the_command_line_names_what_is_allowed(name, dtype):
-    done = run(name, "--dtype", dtype)
+    done = run_here(name, "--dtype", dtype)
     assert done.returncode == 2
     assert "f32" in done.stderr
