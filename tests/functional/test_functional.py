@@ -32,6 +32,7 @@ LINES = [
     "train/infer/backward,spatial,f32/bf16,nchw,32x7,fill=randn",
     "train/infer/backward,peract,f32,nchw,16x5x3x4,fill=randn",
     "train,spatial,f32,nchw,4x8x6x5,running=0",
+    "train,spatial,f32,nchw,4x8x6x5,unbiased=0",
     "backward,spatial,f32,nchw,4x8x6x5,saved=0",
 ]
 PROBLEMS = [problem for line in LINES for problem in expand(line)]
@@ -62,7 +63,7 @@ def perform(frame, problem, inputs, **options):
             running = {"running_mean": vector("mean"), "running_variance": vector("variance")}
             if not frame.mutable:
                 running = {name: np.array(frame.get(array)) for name, array in running.items()}
-        factor = {"exponential_average_factor": problem.factor}
+        factor = {"exponential_average_factor": problem.factor, "unbiased": problem.unbiased}
         found = functional.batch_norm_training(
             data("x"), vector("scale"), vector("bias"), **running, **factor, **common
         )

@@ -97,18 +97,25 @@ class Parts:
 @dtypes
 @layouts
 @shapes
-@pytest.mark.parametrize("running", [True, False])
+@pytest.mark.parametrize("running", [True, False, "biased"])
 def test_training(bench, dims, layout, dtype, running):
-    options = {"factor": MOMENTUM} if running else {}
+    options = {"factor": MOMENTUM, "unbiased": running != "biased"} if running else {}
     p = Parts(TRAIN, *VECTORS[: 4 if running else 2], dtype=dtype, dims=dims, layout=layout, eps=EPSILON,
-              running=running, **options)  # fmt: skip
-    attributes = BatchnormAttributes().set_epsilon(TensorAttributes(EPSILON))
+              running=bool(running), **options)  # fmt: skip
+    attributes = BatchnormAttributes().set_epsilon(TensorAttributes(EPSILON)).set_unbiased(running != "biased")
     if running:
         attributes.set_previous_running_stats(p.mean, p.variance, TensorAttributes(MOMENTUM))
     made = p.graph.batchnorm(p.x, p.scale, p.bias, attributes)
     assert running or made[3:] == (None, None)
     names = ("y", "saved_mean", "saved_inv_variance", "running_mean", "running_variance")
-    p.check(bench, {name: tensor for name, tensor in zip(names, made, strict=True) if tensor is not None})
+    made = {name: tensor for name, tensor in zip(names, made, strict=True) if tensor is not None}
+    p.check(bench, made)
+    if running == "biased":
+        again = Graph()
+        again.from_json(p.graph.to_json())
+        assert again.to_json() == p.graph.to_json()
+        p.graph = again
+        p.check(bench, made)
 
 
 @dtypes
@@ -552,6 +559,7 @@ def test_tensor_setters_refuse_what_is_wrong():
         (lambda: Graph().pointwise(Tensor()), "inputs"),
         (lambda: Graph().batchnorm(Tensor(), Tensor(), Tensor(), PointwiseAttributes()), "attributes"),
         (lambda: Graph().tensor(3), "attributes"),
+        (lambda: BatchnormAttributes().set_unbiased(0.5), "unbiased"),
         (lambda: PointwiseAttributes().set_mode("tanh"), "mode"),
         (lambda: PointwiseAttributes().set_mode(2.5), "mode"),
         (lambda: floats().set_communicator("MPI_COMM_WORLD"), "communicator"),

@@ -94,9 +94,10 @@ def judged(place, layer, problem, **changes):
         arrays = {"x": x, "scale": place.put(inputs.scale), "bias": place.put(inputs.bias), **outputs}
     options = {name: getattr(problem, name) for name in names}
     call = {TRAIN: layer.forward_training, INFER: layer.forward_inference, BACKWARD: layer.backward_prop}
+    biased = {} if problem.unbiased else {"unbiased": False}
     if problem.operation == TRAIN:
-        options |= {"exponential_average_factor": problem.factor, "epsilon": problem.epsilon}
-    call[problem.operation](**arrays, **options, workspace=place.workspace(problem, layer))
+        options |= {"exponential_average_factor": problem.factor, "epsilon": problem.epsilon, **biased}
+    call[problem.operation](**arrays, **options, workspace=place.workspace(problem, layer, **biased))
     after, found = layer.info(), {name: place.get(array) for name, array in outputs.items()}
     if problem.operation == TRAIN:
         found |= {name: getattr(after, name) for name in STATE}
@@ -124,7 +125,7 @@ def test_steps_are_the_references(own_right, mode, dtype, layout):
     with staged(place, mode, dtype) as layer:
         assert layer.mode == mode
         for step in range(2):
-            judged(place, layer, problem_of(TRAIN, **common, seed=step, factor=0.25, eps=2e-3))
+            judged(place, layer, problem_of(TRAIN, **common, seed=step, factor=0.25, eps=2e-3, unbiased=step == 0))
         # Another batch size and blending; N is not part of what was staged.
         wide = common | {"dims": (7, *SHAPE[1:])}
         blended = problem_of(TRAIN, **wide, seed=5, factor=0.6, alpha=2.0, beta=0.5)
