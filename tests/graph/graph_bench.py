@@ -59,8 +59,7 @@ class Bench:
         total = -(-(size + 2 * GUARD + 4) // 4) * 4
         guarded = self.device.from_numpy(np.full(total, PATTERN, np.uint8).view(np.float32))
         workspace = (guarded.pointer + GUARD + 4, size) if size else None
-        keys = {"uid": lambda t: t.get_uid(), "tensor": lambda t: t}[by]
-        pack = {keys(t): b.pointer if by == "address" else b for t, b in memory.items()}
+        pack = {t.get_uid() if by == "uid" else t: b for t, b in memory.items()}
         graph.execute(self.handle, pack, workspace)
         self.device.synchronize()
         after = self.device.to_numpy(guarded).view(np.uint8)

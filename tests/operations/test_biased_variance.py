@@ -61,12 +61,11 @@ def test_a_device_needs_the_workspace_and_the_cpu_lends_it(bench):
     given = bench.put(values(0.25))
     plan = bench.handle.plan_forward_training(given["x"], unbiased=False, saved=False)
     y = bench.put({"y": np.zeros(DIMS, np.float32)})["y"]
-    arguments = [given[n] for n in ("x", "scale", "bias")], y, given["running_mean"], given["running_variance"]
     if plan.workspace_size and bench.handle.library.device_type != 1:
         with pytest.raises(pybnorm.WorkspaceError):
-            plan(*arguments[0], *arguments[1:])
+            plan(**given, y=y)
     else:
-        plan(*arguments[0], *arguments[1:])
+        plan(**given, y=y)
         hold(values(0.25), {n: bench.device.to_numpy(given[n]) for n in STATISTICS[:2]}, 0.1)
 
 
