@@ -20,7 +20,6 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import pybnorm
 from pybnorm import _arguments, graph
 from pybnorm.graph import (
     BatchnormAttributes,
@@ -104,9 +103,10 @@ class Graph(_Refusing, graph.Graph):
     >>> y = graph.relu(x).set_uid(2).set_output(True)
     >>> handle, (given, result) = hipdnn.create_handle(), (hipdnn.DeviceBuffer(8) for _ in range(2))
     >>> given.copy_from_host(np.float32([-1, 2]).tobytes())
-    >>> graph.build(handle)
-    >>> graph.execute(handle, {1: given, 2: result}).is_good(), np.frombuffer(result.copy_to_host(), np.float32)
-    (True, array([0., 2.], dtype=float32))
+    >>> graph.build(handle).is_good(), graph.execute(handle, {1: given, 2: result}).is_good()
+    (True, True)
+    >>> np.frombuffer(result.copy_to_host(), np.float32)
+    array([0., 2.], dtype=float32)
     >>> hipdnn.destroy_handle(handle)
     """
 
@@ -130,6 +130,20 @@ class Graph(_Refusing, graph.Graph):
     def build_operation_graph(self, handle: Any) -> Error:  # type: ignore[override]
         """`pybnorm.graph.Graph.build_operation_graph`."""
         return _returned(lambda: super(Graph, self).build_operation_graph(_handle(handle)))
+
+    def build(  # type: ignore[override]
+        self, handle: Any, modes: Iterable[graph.HeuristicMode | str] = (graph.HeuristicMode.FALLBACK,)
+    ) -> Error:
+        """`pybnorm.graph.Graph.build`."""
+
+        def stages() -> None:
+            graph.Graph.validate(self)
+            graph.Graph.build_operation_graph(self, _handle(handle))
+            graph.Graph.create_execution_plans(self, modes)
+            graph.Graph.check_support(self)
+            graph.Graph.build_plans(self)
+
+        return _returned(stages)
 
     def build_plans(self, policy: BuildPlanPolicy = BuildPlanPolicy.HEURISTICS_CHOICE) -> Error:  # type: ignore[override]
         """`pybnorm.graph.Graph.build_plans`."""
@@ -215,12 +229,8 @@ class Graph(_Refusing, graph.Graph):
 
     def from_compiled_plan_binary(self, handle: Any, data: bytes) -> Error:
         """A graph that is built, from what `to_compiled_plan_binary` gave."""
-
-        def call() -> None:
-            graph.Graph.from_json(self, data)
-            self._rebuilt(_handle(handle))
-
-        return _returned(call)
+        wrong = self.from_binary(data)
+        return self.build(handle) if wrong.is_good() else wrong
 
     def _restored(self, handle: Any, text: Any) -> Error:
         if text is None:  # by position it comes first
@@ -233,13 +243,6 @@ class Graph(_Refusing, graph.Graph):
                 graph.Graph.build_operation_graph(self, _handle(handle))
 
         return _returned(call)
-
-    def _rebuilt(self, handle: pybnorm.Handle) -> None:
-        graph.Graph.validate(self)
-        graph.Graph.build_operation_graph(self, handle)
-        graph.Graph.create_execution_plans(self)
-        graph.Graph.check_support(self)
-        graph.Graph.build_plans(self)
 
     # -------- engines: each backend is one
 

@@ -181,6 +181,7 @@ def test_what_is_wrong_is_returned(named):
     for early in (made.create_execution_plans, made.check_support, made.build_plans):
         assert early().is_bad()
     assert made.build_operation_graph(named).is_bad()
+    assert made.build(named).is_bad()
     assert made.execute(named, {}).is_bad()
     assert made.from_json("{").is_bad()
     assert made.create_execution_plan_ext(1).is_bad()
