@@ -243,14 +243,14 @@ def scalar(value: object, argument: str, dtype: DataType = DataType.FLOAT64) -> 
     return number
 
 
-def epsilon(value: object, dtype: DataType = DataType.FLOAT64) -> float:
+def epsilon(value: object, dtype: DataType = DataType.FLOAT64, argument: str = "epsilon") -> float:
     """A finite float >= 0. cuDNN takes NaN with status 0; MIOpen checks nothing."""
     allowed = "a finite number >= 0 that float32 can hold"
-    number = _float(value, "epsilon", allowed)
+    number = _float(value, argument, allowed)
     if _FLOAT32_TINY <= number <= _FLOAT32_MAX:  # the usual case, first: every call of a Handle comes here
         return number
     if not 0.0 <= number <= _FLOAT32_MAX or _lost(number, dtype):
-        raise ArgumentError("epsilon", value, allowed + ("" if dtype == DataType.FLOAT64 else _OR_ZERO))
+        raise ArgumentError(argument, value, allowed + ("" if dtype == DataType.FLOAT64 else _OR_ZERO))
     return number
 
 

@@ -350,7 +350,7 @@ def stats(p: Program, input: Any, eps: float, mean: Any, invstd: Any, *, workspa
     """
     c = _Call(p)
     x = c.data("input", input)
-    epsilon = _scalar("eps", eps)
+    epsilon = _arguments.epsilon(eps, argument="eps")
     only = (DataType.FLOAT32,)
     mu = c.vector("mean", mean, x, output=True, dtypes=only)
     iv = c.vector("invstd", invstd, x, output=True, dtypes=only)
@@ -422,7 +422,7 @@ def gather_stats_with_counts(
     if _arguments.pair("running_mean", running_mean, "running_var", running_var):
         running["running_mean"] = c.vector("running_mean", running_mean, x, output=True, prior=True)
         running["running_variance"] = c.vector("running_var", running_var, x, output=True, prior=True)
-    factor, epsilon = _scalar("momentum", momentum), _scalar("eps", eps)
+    factor, epsilon = _arguments.factor(momentum, "momentum"), _arguments.epsilon(eps, argument="eps")
     elements = _whole_numbers("counts", counts)
     if len(elements) != mu.dims[0]:
         _invalid("counts", f"{len(elements)} counts", f"one for each of the {mu.dims[0]} rows of mean")
@@ -482,7 +482,7 @@ def elemt(
     scale = None if weight is None else c.vector("weight", weight, x)
     shift = None if bias is None else c.vector("bias", bias, x)
     mu, iv = c.vector("mean", mean, x), c.vector("invstd", invstd, x)
-    _scalar("eps", eps)
+    _arguments.epsilon(eps, argument="eps")
     p.then("elemt", x, scale, shift, mu, iv, c.data("output", output, x, output=True))
     c.finish()
 
@@ -640,15 +640,6 @@ class _Call:
 
 def _invalid(name: str, value: object, allowed: str, kind: type[ArgumentError] = ArgumentError) -> NoReturn:
     raise kind(name, value, f"{allowed} ({_INVALID})") from None
-
-
-def _scalar(name: str, value: Any) -> float:
-    if name == "momentum":
-        return _arguments.factor(value, name)
-    try:
-        return _arguments.epsilon(value)
-    except ArgumentError as error:
-        raise type(error)(name, value, error.allowed) from None
 
 
 def _whole_numbers(name: str, values: Any) -> list[int]:
