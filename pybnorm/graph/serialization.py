@@ -19,19 +19,13 @@ from pybnorm.graph.attributes import (
 from pybnorm.graph.rules import _MISSING, _Node
 from pybnorm.graph.validation import _peers, _with_uids
 
-_WORDS = {
-    DataType.FLOAT32: "float",
-    DataType.FLOAT16: "half",
-    DataType.BFLOAT16: "bfloat16",
-    DataType.FLOAT64: "double",
+_WORDS = {  # of a data type and of a value of it
+    DataType.FLOAT32: ("float", "Float32Value"),
+    DataType.FLOAT16: ("half", "Float16Value"),
+    DataType.BFLOAT16: ("bfloat16", "BFloat16Value"),
+    DataType.FLOAT64: ("double", "Float64Value"),
 }
-_VALUE_TYPES = {
-    DataType.FLOAT32: "Float32Value",
-    DataType.FLOAT16: "Float16Value",
-    DataType.BFLOAT16: "BFloat16Value",
-    DataType.FLOAT64: "Float64Value",
-}
-_TYPES = {word: dtype for dtype, word in _WORDS.items()} | {"unset": None, "not_set": None}
+_TYPES = {word: dtype for dtype, (word, _) in _WORDS.items()} | {"unset": None, "not_set": None}
 _DEFAULTS = ("compute", "intermediate", "io")
 _CLIPS = ("relu_lower_clip", "relu_upper_clip", "relu_lower_clip_slope")
 _UNUSED = ("axis_tensor_uid", "in_2_tensor_uid", "swish_beta", "elu_alpha", "softplus_beta")
@@ -87,7 +81,7 @@ _OPTIONAL = {*_MISSING, "in_1", "next_running_mean", "next_running_variance"}
 
 
 def _word(dtype: DataType | None) -> str:
-    return "unset" if dtype is None else _WORDS[dtype]
+    return "unset" if dtype is None else _WORDS[dtype][0]
 
 
 def to_json(name: str, dtypes: Sequence[DataType | None], nodes: Sequence[_Node]) -> str:
@@ -125,7 +119,7 @@ def _tensor_out(tensor: TensorAttributes) -> dict[str, Any]:
         return made
     dtype = tensor.get_data_type()
     assert dtype is not None
-    return {**made, "value_type": _VALUE_TYPES[dtype], "value": value}
+    return {**made, "value_type": _WORDS[dtype][1], "value": value}
 
 
 def _node_out(node: _Node) -> dict[str, Any]:

@@ -166,6 +166,8 @@ def test_a_graph_survives_as_json_and_computes_the_same_bits(named, handle, kind
         "uid": 0, "name": given[0].get_name(), "data_type": "float", "dims": DIMS, "strides": [240, 30, 5, 1],
         "virtual": False, "is_runtime_pass_by_value": False,
     }  # fmt: skip
+    kinds = {"float": "Float32Value", "double": "Float64Value"}
+    assert all(t["value_type"] == kinds[t["data_type"]] for t in uids.values() if "value" in t)
     for node in document["nodes"]:
         assert node["type"] in serialization._FORMS
         ends = [v for k, v in {**node["inputs"], **node["outputs"]}.items() if k.endswith("_uid") and type(v) is int]
