@@ -102,17 +102,18 @@ def _of(operation: Operation) -> Callable[[Callable[_P, None]], Callable[_P, Non
                 values = signature.bind(*positional, **named).args  # raises Python's own TypeError
             arguments.run(operation, dict(zip(defaults, values, strict=True)), _activation)
 
+        called._operation = operation  # type: ignore[attr-defined]
         return called
 
     return decorate
 
 
 def _form(
-    operation: Operation, plainer: Callable[..., None], name: str, changes: dict[str, str], doc: str
+    plainer: Callable[..., None], name: str, changes: dict[str, str], doc: str, operation: Operation | None = None
 ) -> Callable[..., None]:
     """A call with some arguments of a plainer one replaced by others; `doc` says what these are, but for descriptors.
 
-    Both have the names of arguments, those of the replacement separated by spaces.
+    The operation is the plainer one's, unless given. `changes` has names of arguments, new ones separated by spaces.
     """
     parameters = []
     for parameter in inspect.signature(plainer).parameters.values():
@@ -135,7 +136,7 @@ def _form(
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     function.__name__ = function.__qualname__ = name
     function.__doc__ = text + (example or f"--------\nThat of `{plainer.__name__}`, with the other arguments.")
-    return _of(operation)(function)
+    return _of(operation or plainer._operation)(function)  # type: ignore[attr-defined]
 
 
 def cumulative_average_factor(n: int) -> float:
@@ -247,14 +248,12 @@ def batch_normalization_forward_training(
 
 
 batch_normalization_forward_training_v2 = _form(
-    Operation.FORWARD_TRAINING,
     batch_normalization_forward_training,
     "batch_normalization_forward_training_v2",
     {"bn_scale_bias_mean_var_desc": "scale_desc bias_desc saved_mean_desc saved_var_desc"},
     """``miopenBatchNormalizationForwardTraining_V2``: a descriptor for each parameter, dtypes may differ.""",
 )
 batch_normalization_forward_training_v3 = _form(
-    Operation.FORWARD_TRAINING,
     batch_normalization_forward_training_v2,
     "batch_normalization_forward_training_v3",
     {
@@ -279,7 +278,6 @@ batch_normalization_forward_training_v3 = _form(
 
 
 batch_normalization_forward_inference = _form(
-    Operation.FORWARD_INFERENCE,
     batch_normalization_forward_training,
     "batch_normalization_forward_inference",
     {"exp_avg_factor": "estimated_mean estimated_variance", "result_running_mean": "", "result_running_variance": ""}
@@ -296,16 +294,15 @@ batch_normalization_forward_inference = _form(
         A mean and a variance, not an inverse standard deviation. Both, or none: then those of x are used, the
         variance biased, and only y is written.
     """,
+    Operation.FORWARD_INFERENCE,
 )
 batch_normalization_forward_inference_v2 = _form(
-    Operation.FORWARD_INFERENCE,
     batch_normalization_forward_inference,
     "batch_normalization_forward_inference_v2",
     {"bn_scale_bias_mean_var_desc": "scale_desc bias_desc est_mean_desc est_variance_desc"},
     """``miopenBatchNormalizationForwardInference_V2``: a descriptor for each parameter, dtypes may differ.""",
 )
 batch_normalization_forward_inference_inv_variance = _form(
-    Operation.FORWARD_INFERENCE,
     batch_normalization_forward_inference_v2,
     "batch_normalization_forward_inference_inv_variance",
     {"est_variance_desc": "est_inv_variance_desc", "estimated_variance": "estimated_inv_variance", "epsilon": ""},
@@ -380,7 +377,6 @@ def batch_normalization_backward(
 
 
 batch_normalization_backward_v2 = _form(
-    Operation.BACKWARD,
     batch_normalization_backward,
     "batch_normalization_backward_v2",
     {"bn_scale_bias_diff_desc": "scale_desc bias_desc saved_mean_desc saved_var_desc"},
@@ -426,7 +422,6 @@ class ActivationDescriptor(NamedTuple):
 
 
 batch_norm_forward_training_activation = _form(
-    Operation.FORWARD_TRAINING,
     batch_normalization_forward_training_v2,
     "batch_norm_forward_training_activation",
     {"result_save_inv_variance": "result_save_inv_variance activ_desc"},
@@ -452,28 +447,24 @@ batch_norm_forward_training_activation = _form(
     """,
 )
 batch_norm_forward_training_activation_v2 = _form(
-    Operation.FORWARD_TRAINING,
     batch_normalization_forward_training_v3,
     "batch_norm_forward_training_activation_v2",
     {"result_save_inv_variance": "result_save_inv_variance activ_desc"},
     """``miopenBatchNormForwardTrainingActivation_V2``: the call of ``..._v3``, then an activation.""",
 )
 batch_norm_forward_inference_activation = _form(
-    Operation.FORWARD_INFERENCE,
     batch_normalization_forward_inference_v2,
     "batch_norm_forward_inference_activation",
     {"epsilon": "epsilon activ_desc"},
     """``miopenBatchNormForwardInferenceActivation``: forward inference, then an activation.""",
 )
 batch_norm_forward_inference_activation_inv_variance = _form(
-    Operation.FORWARD_INFERENCE,
     batch_normalization_forward_inference_inv_variance,
     "batch_norm_forward_inference_activation_inv_variance",
     {"estimated_inv_variance": "estimated_inv_variance activ_desc"},
     """``miopenBatchNormForwardInferenceActivationInvVariance``: ``..._inv_variance``, then an activation.""",
 )
 batch_norm_backward_activation = _form(
-    Operation.BACKWARD,
     batch_normalization_backward_v2,
     "batch_norm_backward_activation",
     {"bn_scale": "bn_scale bn_bias", "saved_inv_variance": "saved_inv_variance activ_desc"},
