@@ -2,6 +2,7 @@
 
 import dataclasses
 import html.parser
+import importlib.resources
 import io
 import json
 import math
@@ -9,7 +10,6 @@ import os
 import platform
 import re
 import sys
-import time
 import tracemalloc
 import xml.etree.ElementTree as ET
 
@@ -17,13 +17,14 @@ import pytest
 from click.testing import CliRunner
 from command_here import run
 from made_runs import made_document, made_result, make_run, nudged
+from tables import table
 
 import pybnorm
 from pybnorm import cli
 from pybnorm.check.compare import comparison as compare
 from pybnorm.check.compare import conclusions as compare_conclusions
 from pybnorm.check.compare import document as compare_document
-from pybnorm.check.compare import pages
+from pybnorm.check.compare import pages, versions
 from pybnorm.check.judging.bounds import Point, Status, Verdict
 from pybnorm.check.judging.results import (
     allow_known,
@@ -35,7 +36,6 @@ from pybnorm.check.judging.results import (
     ratio_text,
     repro,
     to_json,
-    worst_verdicts,
 )
 from pybnorm.check.language import vendor_lines
 from pybnorm.check.report import html as page
@@ -48,12 +48,12 @@ from pybnorm.check.run import archive, environment, support
 from pybnorm.check.run.environment import machine
 from pybnorm.check.run.runner import BackendInfo, CaseResult
 from pybnorm.defects import DEFECTS
-from pybnorm.errors import ArgumentError
 
 INFOS = [
     BackendInfo("cudnn", "cuDNN", (9, 2, 0), "/lib/libcudnn.so.9", "made", device="NVIDIA <made>"),
     BackendInfo("miopen", problem="no libMIOpen.so.1"),
 ]
+HERE = machine()
 EVERY = [made_result(s, f"train,spatial,f32,nchw,2x3x4x5,seed={i}") for i, s in enumerate(Status)]
 
 
@@ -66,19 +66,25 @@ def printed(function, *arguments):
 # ---------------------------------------------------------------- environment
 
 
-def test_the_environment_names_versions_and_processor_and_no_person():
+def test_the_environment_names_versions_and_processor_and_no_person(monkeypatch):
+    monkeypatch.setenv("MIOPEN_FIND_MODE", "3")
+    monkeypatch.setenv("A_SECRET", "x")
     found = machine()
     assert found["pybnorm"] == pybnorm.__version__
     assert found["processors_usable"] <= found["processors"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", found["date"])
+    assert (found["variables"]["MIOPEN_FIND_MODE"], "A_SECRET" in found["variables"]) == ("3", False)
     text = json.dumps(found | {"platform": ""})
     for private in (platform.node(), os.environ.get("USER")):
         assert not private or private not in text
     assert host_digest("one") != host_digest("two")
     assert host_digest(found["host"]) == found["host"]
+    data = to_json(dataclasses.replace(EVERY[0], host="node17.example:4711"))
+    assert data["host"] == host_digest("node17.example") + ":4711"
+    assert to_json(from_json(CaseResult, data))["host"] == data["host"]
 
 
-def test_the_processor_is_read_from_what_linux_says(tmp_path):
+def test_the_processor_and_drivers_are_read_from_what_linux_says(tmp_path, monkeypatch):
     file = tmp_path / "cpuinfo"
     file.write_text("processor\t: 0\nmodel name\t: A CPU @ 2 GHz\nflags\t\t: fpu avx2 amx_bf16 avx512_fp16 other\n")
     assert environment.cpuinfo("model name", "cpu model", file=str(file)) == "A CPU @ 2 GHz"
@@ -86,35 +92,11 @@ def test_the_processor_is_read_from_what_linux_says(tmp_path):
     file.write_text("processor: 0\nFeatures: fp asimd asimdhp bf16\n")
     assert environment.cpu_flags(str(file)) == ["asimd", "asimdhp", "bf16"]
     assert environment.cpu_flags(str(tmp_path / "absent")) == []
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\nGCC version: 12",
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build\nGCC version: 12",
-    ],
-)
-def test_drivers_are_read_from_files(tmp_path, monkeypatch, text):
-    file = tmp_path / "version"
-    file.write_text(text)
     pattern = environment._DRIVERS["nvidia"][1]
     monkeypatch.setattr(environment, "_DRIVERS", {"nvidia": (str(file), pattern), "amdgpu": ("/nonexistent", ".")})
-    assert environment._drivers() == {"nvidia": "550.54.15"}
-
-
-def test_only_variables_of_vendors_are_kept(monkeypatch):
-    monkeypatch.setenv("MIOPEN_FIND_MODE", "3")
-    monkeypatch.setenv("A_SECRET", "x")
-    assert machine()["variables"]["MIOPEN_FIND_MODE"] == "3"
-    assert "A_SECRET" not in machine()["variables"]
-
-
-def test_host_names_of_results_are_not_written():
-    data = to_json(dataclasses.replace(EVERY[0], host="node17.example:4711"))
-    assert data["host"] == host_digest("node17.example") + ":4711"
-    again = to_json(from_json(CaseResult, data))
-    assert again["host"] == data["host"]
+    for name in ("x86_64 Kernel Module", "Open Kernel Module for x86_64"):
+        file.write_text(f"NVRM version: NVIDIA UNIX {name}  550.54.15  Release Build\nGCC version: 12")
+        assert environment._drivers() == {"nvidia": "550.54.15"}
 
 
 # ---------------------------------------------------------------- terminal
@@ -128,13 +110,39 @@ def test_every_status_has_a_style_and_a_row():
         assert status.value in drawings.COLOURS
 
 
-def test_known_defects_are_shown_with_the_failure():
+@table(
+    ("status", "values", "there", "absent"),
+    [
+        (Status.FAIL, {"known": "CUDNN-X"}, ["known defect: CUDNN-X"], []),
+        (Status.FAIL, {"claim": support.NEWLY_UNSUPPORTED}, ["newly unsupported"], []),
+        (Status.WARN, {"claim": support.CLAIMED}, [], ["claimed", "index", "MIOpenDriver"]),
+        (Status.FAIL, {"allowed": True}, [], ["index", "MIOpenDriver"]),
+        (Status.FAIL, {}, ["index", "MIOpenDriver"], []),
+        (Status.CRASHED, {"message": "\x1b[2J [bold]gone"}, ["\\x1b[2J [bold]gone"], ["\x1b"]),
+        (
+            Status.UNSUPPORTED,
+            {"message": "a CPU has no streams"},
+            ["UNSUPPORTED cudnn: a CPU has no streams (1 case)\n"],
+            [],
+        ),
+        (Status.FAIL, {"message": "E: cudnn f: PBN_E_LIBRARY (-4): odd"}, ["E: cudnn f: odd\n"], ["PBN_E_LIBRARY"]),
+    ],
+)
+def test_details_of_one_case(status, values, there, absent):
+    result = made_result(status, **values)
+    text, whole = printed(terminal.print_details, [result]), printed(terminal.print_details, [result], True)
+    assert [word for word in there if word not in text] == []
+    assert [word for word in absent if word in text] == []
+    assert text.startswith(f"{status.value} ")
+    assert status.good or all(line.splitlines()[0] in whole for line in vendor_lines.of_case(result.case).values())
+    assert ("PBN_E_LIBRARY" in absent) == ("PBN_E_LIBRARY" in whole)
+
+
+def test_known_defects_are_counted_apart():
     known = made_result(Status.FAIL, known="CUDNN-X")
     other = made_result(Status.FAIL, "train,spatial,f32,nchw,2x3x4x6")
-    text = printed(terminal.print_results, [known, other])
-    (row,) = [line for line in text.splitlines() if line.rstrip().endswith("4x5")]
+    (row,) = [line for line in printed(terminal.print_results, [known, other]).splitlines() if "4x5" in line]
     assert "CUDNN-X" in row
-    assert "known defect: CUDNN-X" in printed(terminal.print_details, [known])
     assert "2 FAIL (1 new, 1 known)" in printed(terminal.print_totals, [known, other], 1.0)
     assert "known" not in printed(terminal.print_results, [other])
 
@@ -212,8 +220,9 @@ ONE = re.compile(r"\b(1( \w+)? cases|all 1|1 case are)\b")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("status", [None, Status.UNSUPPORTED, Status.CRASHED, Status.ERROR])
-def test_one_case_is_one_case(tmp_path, status):
+def test_one_case_is_one_case(tmp_path, monkeypatch, status):
     """But in the line that scripts read, ``cudnn: 1 cases, 1 PASS``."""
+    monkeypatch.setattr(versions, "packaged_suites", lambda: ())  # to read them takes seconds
     case = ["train,spatial,f32,nchw,2x3x4x5"]
     make_run(tmp_path / "a", "cudnn", case, status=lambda line: status)
     make_run(tmp_path / "b", "cudnn", case, (2, 0), lambda line, name, array: nudged(array, 10**6))
@@ -241,7 +250,7 @@ def test_every_status_is_counted_in_plain_words():
 
 
 def test_the_conclusion_is_coloured_on_a_terminal():
-    for status, colour in ((Status.PASS, "\x1b[32m"), (Status.WARN, "\x1b[33m"), (Status.FAIL, "\x1b[1;31m")):
+    for status, colour in ((Status.PASS, "\x1b[32m"), (Status.FAIL, "\x1b[1;31m")):
         stream = io.StringIO()
         console = Console(file=stream, force_terminal=True, color_system="standard", no_color=False)
         terminal.print_conclusions(console, INFOS, [made_result(status), made_result(Status.UNSUPPORTED)])
@@ -254,33 +263,6 @@ def test_what_compiles_is_said_where_something_does_not():
     said = concluded(*broken, made_result(Status.PASS, lines["infer"]))
     assert "2 of 3 cases could not be compiled (infer did compile)" in said
     assert "could not be compiled (no operation did compile)" in concluded(*broken)
-
-
-def test_newly_unsupported_is_said():
-    result = made_result(Status.FAIL, claim=support.NEWLY_UNSUPPORTED)
-    assert "newly unsupported" in printed(terminal.print_details, [result])
-    assert "claimed" not in printed(terminal.print_details, [made_result(Status.WARN, claim=support.CLAIMED)])
-
-
-def test_details_have_the_vendors_own_lines():
-    result = made_result(Status.FAIL)
-    lines = vendor_lines.of_case(result.case)
-    assert lines
-    text = printed(terminal.print_details, [result])
-    for line in lines.values():
-        assert line.splitlines()[0] in text
-    assert vendor_lines.of_case("train,of,another,language,x") == {}
-
-
-@pytest.mark.parametrize(("status", "allowed"), [(Status.WARN, False), (Status.FAIL, True)])
-def test_what_fails_no_run_is_a_few_lines(status, allowed):
-    result = made_result(status, allowed=allowed)
-    text = printed(terminal.print_details, [result])
-    assert [line.partition(" ")[0] for line in text.splitlines() if line[0] != " "] == [status.value]
-    assert "index" not in text
-    assert "MIOpenDriver" not in text
-    assert "index" in (whole := printed(terminal.print_details, [result], True))
-    assert "MIOpenDriver" in whole
 
 
 def many(count=300):
@@ -308,19 +290,11 @@ def test_many_cases_are_shown_by_group_and_all_of_them_if_asked():
     assert sum("seed=" in line for line in few.splitlines()) == 200
 
 
-def test_the_worst_ratio_of_a_group_leaves_infinities_out():
-    group = [made_result(Status.PASS), made_result(Status.FAIL), made_result(Status.WARN)]
-    assert worst_verdicts(group)["y"].status == Status.FAIL
-
-
 def test_refusals_are_one_line_for_each_reason():
     text = printed(terminal.print_details, many())
     assert text.count("seed=") == 2  # the failure is named in its headline and in its repro line
     assert text.count("UNSUPPORTED cudnn") == 1
     assert printed(terminal.print_details, many(), True).count("seed=") >= 300
-
-
-def test_a_refusal_is_told_without_the_function_and_the_code_that_said_it():
     said = "UnsupportedError: cudnn {}: PBN_E_UNSUPPORTED (-1): no [f64] here"
     every = [
         made_result(Status.UNSUPPORTED, f"train,spatial,f32,nchw,2x3x4x5,seed={i}", message=said.format(name))
@@ -330,12 +304,6 @@ def test_a_refusal_is_told_without_the_function_and_the_code_that_said_it():
     whole = printed(terminal.print_details, every, True)
     assert whole.count("PBN_E_UNSUPPORTED") == 2
     assert [line.count("seed=") for line in whole.splitlines()] == [0, 1, 0, 1]
-    other = "streams=2: a CPU has no streams"
-    refused = made_result(Status.UNSUPPORTED, message=other)
-    assert printed(terminal.print_details, [refused]) == f"UNSUPPORTED cudnn: {other} (1 case)\n"
-    failed = made_result(Status.FAIL, message="VendorError: cudnn backward: PBN_E_LIBRARY (-4): odd")
-    assert "VendorError: cudnn backward: odd\n" in printed(terminal.print_details, [failed])
-    assert "PBN_E_LIBRARY" in printed(terminal.print_details, [failed], True)
 
 
 @pytest.mark.parametrize("columns", [20, 80, 119])
@@ -357,20 +325,15 @@ def test_cases_are_whole_and_come_first_on_a_narrow_terminal(columns):
     assert "…" not in stream.getvalue() or columns < 60
 
 
-@pytest.mark.slow
-def test_details_of_many_failures_are_cut_and_counted():
-    results = [made_result(Status.FAIL, f"train,spatial,f32,nchw,2x3x4x5,seed={i}") for i in range(260)]
+def test_details_of_many_failures_are_cut_and_counted(monkeypatch):
+    monkeypatch.setattr(terminal, "MANY", 12)
+    monkeypatch.setattr(terminal, "DETAILS", 5)
+    results = [made_result(Status.FAIL, f"train,spatial,f32,nchw,2x3x4x5,seed={i}") for i in range(15)]
     text = printed(terminal.print_details, results)
-    assert text.count("FAIL cudnn train") == terminal.DETAILS
-    assert "and details of 210 more cases" in text
-    assert printed(terminal.print_details, results, True).count("FAIL cudnn train") == 260
-    assert printed(terminal.print_details, results[:200]).count("FAIL cudnn train") == 200
-
-
-def test_a_library_cannot_steer_the_terminal():
-    text = printed(terminal.print_details, [made_result(Status.CRASHED, message="\x1b[2J [bold]gone")])
-    assert "\\x1b[2J [bold]gone" in text
-    assert "\x1b" not in text
+    assert text.count("FAIL cudnn train") == 5
+    assert "and details of 10 more cases" in text
+    assert printed(terminal.print_details, results, True).count("FAIL cudnn train") == 15
+    assert printed(terminal.print_details, results[:12]).count("FAIL cudnn train") == 12
 
 
 # ---------------------------------------------------------------- JSON
@@ -379,8 +342,7 @@ def test_a_library_cannot_steer_the_terminal():
 @pytest.fixture(scope="module")
 def schema():
     jsonschema = pytest.importorskip("jsonschema")
-    text = (pytest.importorskip("importlib.resources").files("pybnorm.check") / "schema.json").read_text()
-    data = json.loads(text)
+    data = json.loads((importlib.resources.files("pybnorm.check") / "schema.json").read_text())
     kind = jsonschema.Draft202012Validator
     kind.check_schema(data)
     return kind(data, format_checker=kind.FORMAT_CHECKER)
@@ -423,11 +385,8 @@ def test_every_key_of_the_schema_is_described(schema):
 
 
 def test_documents_of_every_status_meet_the_schema(schema):
-    results = [
-        *EVERY,
-        made_result(Status.FAIL, known="X", claim="newly unsupported", host="h:1", saved="outputs/x.npz"),
-    ]
-    document = json.loads(json.dumps(to_json(made_document(INFOS, results)), allow_nan=False))
+    more = made_result(Status.FAIL, known="X", claim="newly unsupported", host="h:1", saved="outputs/x.npz")
+    document = json.loads(json.dumps(to_json(made_document(INFOS, [*EVERY, more])), allow_nan=False))
     assert errors(schema, document) == ""
     for change in ({"schema": "pybnorm.check/2"}, {"unknown": 1}, {"exit_status": 3}, {"complete": "yes"}):
         assert errors(schema, document | change)
@@ -449,8 +408,8 @@ def test_a_document_written_in_parts_is_the_whole_one(empty):
 @pytest.mark.slow
 def test_memory_of_writing_and_reading_a_run_does_not_grow_with_its_text(tmp_path, monkeypatch):
     """Each case's text and dictionaries are there while it is written or read, and not those of all."""
-    monkeypatch.setattr(archive, "LARGEST", 1 << 22)  # as much is set aside before a file is read
-    results = [dataclasses.replace(EVERY[0], case=f"train,spatial,f32,nchw,2x3x4x4,seed={i}") for i in range(1, 1001)]
+    monkeypatch.setattr(archive, "LARGEST", 1 << 20)  # as much is set aside before a file is read
+    results = [dataclasses.replace(EVERY[0], case=f"train,spatial,f32,nchw,2x3x4x4,seed={i}") for i in range(1, 251)]
     tracemalloc.start()
     try:
         archive.write_run(tmp_path, made_document(INFOS, results))
@@ -462,24 +421,16 @@ def test_memory_of_writing_and_reading_a_run_does_not_grow_with_its_text(tmp_pat
         held, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(document["cases"]) == 1000
+    assert len(document["cases"]) == 250
     assert written < size / 2
     assert peak < held + 1.5 * size + before  # its bytes, and a part as text
 
 
-def test_what_is_no_case_is_refused(tmp_path):
-    document = json.loads(json.dumps(to_json(made_document(INFOS, EVERY))))
-    for case in ({}, 1, [], {"backend": "onednn", "case": "x"}, {"backend": "onednn", "case": "x", "status": "GOOD"}):
-        (tmp_path / "run.json").write_text(json.dumps(document | {"cases": [case]}))
-        with pytest.raises(ArgumentError, match=r"a folder of check --save or a file of check --json \("):
-            archive.read_run(tmp_path)
-
-
-@pytest.mark.slow
-def test_real_documents_meet_the_schema(schema, tmp_path, load_library):
+def test_real_documents_meet_the_schema(schema, load_library):
     load_library("onednn")
     case = "train/infer/backward,spatial/peract,f32/bf16/f64,nchw,4x3x5x5,fill=exact/randn"
-    document = json.loads(run("check", "--backend", "onednn", "--json", "--case", case).stdout)
+    words = ("--backend", "onednn", "--executor", "process", "--json", "--case", case)
+    document = json.loads(run("check", *words).stdout)
     assert {c["status"] for c in document["cases"]} >= {"PASS", "UNSUPPORTED"}
     assert errors(schema, document) == ""
 
@@ -539,16 +490,6 @@ def breaches(element):
     found += [f"{element.tag} with text" for t in texts if t and t.strip() and not text]
     found += [f"{child.tag} in {element.tag}" for child in element if child.tag not in children.split()]
     return found + [breach for child in element if child.tag in JENKINS for breach in breaches(child)]
-
-
-def test_the_rules_of_jenkins_tell_what_is_wrong():
-    bad = """<testsuites skipped="1" time="0.1234"><property/><testsuite name="a" tests="1" failures="0" time="1,2.5">
-        text<testcase time="1"><error kind="x"/><property name="a" value="b"/></testcase></testsuite></testsuites>"""
-    assert sorted(breaches(ET.fromstring(bad))) == [
-        *("error with kind", "property in testcase", "property in testsuites", "property without name"),
-        *("property without value", "testcase without name", "testsuite time 1,2.5", "testsuite with text"),
-        *("testsuite without errors", "testsuites time 0.1234", "testsuites with skipped"),
-    ]
 
 
 def check_junit(root):
@@ -696,8 +637,8 @@ class Page(html.parser.HTMLParser):
         assert len(ids) == len(set(ids))
         targets = {a.get("href", a.get("xlink:href")) for tag, a in self.elements if tag == "a"}
         assert {t for t in targets if not re.fullmatch(r"#(case|cause)-\d+", t)} <= {f"#{i}" for i in ids}
-        for table in (a for tag, a in self.elements if tag == "th"):
-            assert table.get("scope") in ("col", "row")
+        for cell in (a for tag, a in self.elements if tag == "th"):
+            assert cell.get("scope") in ("col", "row")
         assert sum(tag == "caption" for tag, _ in self.elements) == sum(tag == "table" for tag, _ in self.elements)
 
     @property
@@ -733,9 +674,9 @@ def plots():
     pytest.importorskip("jinja2")
 
 
-def page_of(results, infos=None):
+def page_of(results, infos=INFOS):
     stream = io.StringIO()
-    page.write(stream, machine(), INFOS if infos is None else infos, results)
+    page.write(stream, HERE, infos, results)
     text = stream.getvalue()
     found = Page(text)
     found.check_that_it_loads_nothing()
@@ -750,6 +691,7 @@ def test_the_page_shows_everything_and_loads_nothing(plots):
     )
     every = [*EVERY, known, hostile]
     text, found = page_of(every)
+    assert page_of(every)[0] == text  # the same run gives the same page
     assert "prefers-color-scheme: dark" in text
     assert "currentColor" in text
     assert drawings.INK not in text
@@ -807,16 +749,6 @@ def test_causes_are_words_that_wrong_cases_have_and_right_ones_lack(plots):
     assert "<strong>bf16 and nhwc: 18 of 18, y and dx</strong>" in text
 
 
-@pytest.mark.slow
-def test_the_same_run_gives_the_same_page(plots):
-    pages = []
-    for _ in range(2):
-        stream = io.StringIO()
-        page.write(stream, {"date": "", "cpu": "", "platform": "", "python": "", "numpy": ""}, INFOS, EVERY)
-        pages.append(stream.getvalue())
-    assert pages[0] == pages[1]
-
-
 def test_every_result_has_a_point_and_a_cell(plots, monkeypatch):
     scattered, shown = [], []
     from matplotlib.axes import Axes
@@ -857,31 +789,24 @@ def test_a_run_without_results_has_a_page(plots):
 
 
 @pytest.mark.slow
-def test_a_page_of_5000_cases_is_small_and_soon_there(plots, tmp_path):
+def test_a_page_of_many_cases_is_small(plots, tmp_path):
     outputs = ("y", "saved_mean", "saved_inv_variance", "running_mean", "running_variance")
     results = []
-    for i in range(5000):
+    for i in range(2000):
         status = list(Status)[i % 10] if i % 12 == 0 else Status.PASS
         case = f"train,spatial,{('f32', 'bf16')[i % 2]},{('nchw', 'nhwc')[i // 2 % 2]},64x256x56x56,fill=randn,seed={i}"
         result = made_result(status, case)
-        if result.verdicts:
-            first = result.verdicts[0]
+        for first in result.verdicts[:1]:
             result.verdicts = [
                 dataclasses.replace(first, output=n, ratio=first.ratio * 0.9**j) for j, n in enumerate(outputs)
             ]
         results.append(result)
-    started = time.monotonic()
     file = tmp_path / "page.html"
     page.write(file, machine(), INFOS, results)
-    assert time.monotonic() - started < 60
-    assert file.stat().st_size < 500e3  # each case is another and 400 fail: of 6,661 real ones 400e3
+    assert file.stat().st_size < 300e3  # each case is another and one in twelve fails
     found = Page(file.read_text(encoding="utf-8"))
     found.check_that_it_loads_nothing()
-    assert len(found.data["rows"]) == 5000
-    bad = sum(r.status not in (Status.PASS, Status.UNSUPPORTED) for r in results)
-    left_out = bad - page.DETAILS
-    words = " ".join(found.texts)
-    assert left_out <= 0 or f"{left_out} more are in the JSON document" in words
+    assert len(found.data["rows"]) == 2000
 
 
 def test_details_beyond_the_limit_are_counted(plots, monkeypatch):
@@ -923,8 +848,10 @@ def test_the_page_of_a_comparison(plots, tmp_path):
     assert [f"{point.reference:.9g}", f"{point.first:.9g}", f"{point.second:.9g}"] in [p[1:4] for p in shown]
 
 
-@pytest.mark.parametrize("missing", ["jinja2", "matplotlib"])
-@pytest.mark.parametrize("command", [("check", "--case", "infer,spatial,f32,nchw,2x3x4x4"), ("compare", "nowhere")])
+@table(
+    ("command", "missing"),
+    [(("check", "--case", "infer,spatial,f32,nchw,2x3x4x4"), "jinja2"), (("compare", "nowhere"), "matplotlib")],
+)
 def test_a_command_that_cannot_make_its_page_says_so_before_it_runs(monkeypatch, tmp_path, command, missing):
     monkeypatch.setitem(sys.modules, missing, None)
     done = run(*command, "--html", tmp_path / "x.html")

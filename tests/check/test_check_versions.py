@@ -96,8 +96,12 @@ def test_what_is_no_run_of_one_library_is_refused(runs, tmp_path):
     assert done.exit_code == 2
 
 
-@pytest.mark.slow
-def test_runs_of_one_version_are_told_apart(tmp_path):
+@pytest.fixture
+def no_suites(monkeypatch):
+    monkeypatch.setattr(versions, "packaged_suites", lambda: ())  # to read them takes seconds
+
+
+def test_runs_of_one_version_are_told_apart(tmp_path, no_suites):
     for name in ("debian", "pip"):
         make_run(tmp_path / name, "onednn", ["infer,spatial,f32,nchw,2x3x4x5"])
     found = versions.matrix(versions.read([tmp_path / "debian", tmp_path / "pip"]))
@@ -108,7 +112,7 @@ def test_runs_of_one_version_are_told_apart(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_page_on_which_all_is_right_has_no_empty_table(tmp_path):
+def test_a_page_on_which_all_is_right_has_no_empty_table(tmp_path, no_suites):
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
     for name in ("a", "b"):
