@@ -1,42 +1,50 @@
-"""The pytest plugin, in pytest runs of its own: what each status becomes, which cases are collected, what is left."""
+"""The pytest plugin: what each status becomes, which cases are collected, and what is left of its processes."""
 
+import contextlib
 import importlib.metadata
+import importlib.util
 import itertools
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from made_runs import made_result
 from simulated import alive, interruptible
+from tables import table
 
+import _pybnorm_pytestplugin
 import pybnorm
+import pybnorm.pytest_plugin  # before a run in this process, which would forget it
 from pybnorm.check.judging.bounds import Status
+from pybnorm.check.judging.results import BackendInfo
+from pybnorm.check.language.lines import load_suite
+from pybnorm.check.run import executors
 
 pytest_plugins = ("pytester",)
 
 HERE = Path(__file__).parent
-PACKAGE = Path(pybnorm.__file__).parent
 MODULE = "_pybnorm_pytestplugin"
 CASE = "train,spatial,f32,nchw,8x3x4x4"
 CASE_3D = "train,spatial,f32,nchw,8x3x4"
 STRIDED = "infer,spatial,f64,nchw,2x3x4x4"  # oneDNN computes no float64
+SEEDS = [f"{CASE_3D},seed={i}" for i in range(1, 13)]
 ACTIVE = bool(importlib.metadata.entry_points(group="pytest11", name="pybnorm"))
+ONEDNN = ("--pybnorm-backend", "onednn")
 
 OPENERS = """
 import os, pathlib, simulated
 FOLDER = pathlib.Path(__file__).parent
 
-def open_noting(backend):
+def open_exiting(backend):
     (FOLDER / f"pid{os.getpid()}").touch()
-    return simulated.session()
-
-def open_wrong(backend):
-    return simulated.session(bug="NaN in one element")
+    return simulated.open_exiting(backend)
 
 def open_hanging(backend):
     (FOLDER / f"pid{os.getpid()}").touch()
@@ -45,8 +53,8 @@ def open_hanging(backend):
 
 
 @pytest.fixture
-def run(pytester, monkeypatch):
-    """Runs pytest with the plugin in a process, in a folder with a test of its own and `conftest`."""
+def project(pytester, monkeypatch):
+    """A folder with a test of its own."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ["PYTHONPATH"]]))
     for name in ("PYTEST_ADDOPTS", "PYBNORM_REQUIRE", "PYBNORM_REQUIRE_DEVICE"):
         monkeypatch.delenv(name, raising=False)
@@ -54,12 +62,59 @@ def run(pytester, monkeypatch):
     pytester.makeini(
         "[pytest]\naddopts = --strict-config --strict-markers\nfilterwarnings = error\nxfail_strict = true"
     )
+    return pytester
 
-    def start(*arguments, conftest=None):
-        if conftest is not None:
-            pytester.makeconftest(conftest)
-        return pytester.runpytest_subprocess(*loaded(), *arguments)
 
+@pytest.fixture
+def run(project, load_library):
+    """Runs pytest with the plugin and the real oneDNN in a process; `opener` is the kernels' in its workers."""
+    load_library("onednn")
+
+    def start(*arguments, opener=None, conftest=""):
+        opened = f"import pybnorm.pytest_plugin, openers\npybnorm.pytest_plugin.open_session = openers.{opener}\n"
+        project.makeconftest((opened if opener else "") + conftest)
+        return project.runpytest_subprocess(*loaded(), *arguments)
+
+    return start
+
+
+class MadeFarm:
+    """oneDNN, a library that is named and cannot be used, and none else."""
+
+    def describe(self, backend):
+        if backend == "onednn":
+            return [BackendInfo(backend, "oneDNN", (3, 2, 0), "/lib", "made", device="a CPU")]
+        if backend == "miopen" and "PYBNORM_LIB_MIOPEN" in os.environ:
+            attempts = (("PYBNORM_LIB_MIOPEN", "/nowhere/libMIOpen.so", "no such file"),)
+            return [BackendInfo(backend, problem="no", attempts=attempts, override="PYBNORM_LIB_MIOPEN")]
+        return [BackendInfo(backend, problem="no", attempts=(("loader", f"lib{backend}", "gone"),), hint="install it")]
+
+    def executor(self, backend, cases):
+        return ThreadPoolExecutor(1)
+
+
+@pytest.fixture
+def made(project, monkeypatch):
+    """Runs pytest with the plugin here; a case's seed is the number of its status, and of 100 on it is known."""
+    monkeypatch.delenv("PYBNORM_LIB_MIOPEN", raising=False)
+
+    def run_cases(executor, info, problems, opener):
+        for problem in problems:
+            status = list(Status)[problem.seed % 100]
+            known = "a-known-defect" if problem.seed >= 100 else ""
+            message = f"message of {status.value}"
+            yield made_result(status, str(problem), info.backend, message=message, known=known)
+
+    def opened(kind, **options):
+        start.options = options
+        return contextlib.nullcontext(MadeFarm())
+
+    def start(*arguments, conftest=""):
+        project.makeconftest(conftest)
+        return project.runpytest_inprocess(*loaded(), *arguments)
+
+    monkeypatch.setattr(executors, "opened", opened)
+    monkeypatch.setattr(executors, "run_cases", run_cases)
     return start
 
 
@@ -70,10 +125,6 @@ def loaded():
 
 def cases(*lines):
     return tuple(itertools.chain.from_iterable(("--pybnorm-case", line) for line in lines))
-
-
-def opener(name):
-    return f"import pybnorm.pytest_plugin, openers, simulated\npybnorm.pytest_plugin.open_session = {name}"
 
 
 def processes(pytester):
@@ -91,47 +142,43 @@ def test_without_its_options_nothing_is_imported_or_collected(run, pytester):
     result = run("-v", "--pybnorm-jobs", "2", "--pybnorm-timeout", "5", "--pybnorm-allow-known")
     result.assert_outcomes(passed=1)
     assert "onednn" not in result.stdout.str()
-    assert "--pybnorm-suite" in run("--help").stdout.str()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("missing", ["_core", "check", "pytest_plugin", "rich"])
-def test_a_partly_installed_package_registers_nothing(run, pytester, monkeypatch, missing):
-    folder = pytester.mkdir("installed")
-    shutil.copy2(PACKAGE.parent / f"{MODULE}.py", folder)
-    (folder / "pybnorm").mkdir()
-    for part in ("__init__", "_core", "check", "pytest_plugin"):
-        (folder / "pybnorm" / f"{part}.py").write_text("raise ImportError('undefined symbol')")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-    assert "--pybnorm-suite" in run("--help").stdout.str()
-    broken = run("--pybnorm-suite", "smoke")  # all is there, and does not work
+@table("missing", ["", "_core", "check", "pytest_plugin", "rich"])
+def test_a_partly_installed_package_registers_nothing(tmp_path, monkeypatch, missing):
+    (tmp_path / "pybnorm").mkdir()
+    for part in {"__init__", "_core", "check", "pytest_plugin"} - {missing}:
+        (tmp_path / "pybnorm" / f"{part}.py").touch()
+    (tmp_path / "pybnorm" / (missing or "more")).mkdir()  # of sources only, as _core in a tree that is not built
+    find = importlib.util.find_spec
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pybnorm")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing == "rich" else find(name))
+    asked = []
+    group = SimpleNamespace(addoption=lambda name, **_: asked.append(name))
+    _pybnorm_pytestplugin.pytest_addoption(SimpleNamespace(getgroup=lambda *_: group))
+    assert len(asked) == (0 if missing else 6)
+    _pybnorm_pytestplugin.pytest_configure(SimpleNamespace(getoption=lambda name, default: default))
+
+
+def test_a_package_that_does_not_import_is_a_usage_error(made, monkeypatch):
+    monkeypatch.delattr(pybnorm, "pytest_plugin")
+    monkeypatch.setitem(sys.modules, "pybnorm.pytest_plugin", None)
+    broken = made("--pybnorm-suite", "smoke")
     assert broken.ret == pytest.ExitCode.USAGE_ERROR
-    broken.stderr.fnmatch_lines(["ERROR: pybnorm cannot be imported: undefined symbol"])
-    if missing == "rich":
-        hidden = "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n: None if n == 'rich' else f(n)"
-        (folder / "sitecustomize.py").write_text(hidden)
-    else:
-        (folder / "pybnorm" / f"{missing}.py").unlink()
-        (folder / "pybnorm" / missing).mkdir()  # of sources only, as _core in a tree that is not built
-    assert "--pybnorm" not in run("--help").stdout.str()
-    run().assert_outcomes(passed=1)
+    broken.stderr.fnmatch_lines(["ERROR: pybnorm cannot be imported: *"])
 
 
-# ---------------------------------------------------------------- a real library
-
-
-@pytest.fixture
-def onednn(load_library):
-    return load_library("onednn")
+# ---------------------------------------------------------------- which cases
 
 
 @pytest.mark.slow
-def test_cases_are_items_beside_the_projects_own(run, pytester, onednn):
+def test_cases_are_items_beside_the_projects_own(run, pytester, load_library):
     lines = cases(CASE, STRIDED, "infer,spatial,f32,nchw/nhwc,2x3x4")
-    result = run("-v", "-rs", "--junit-xml=j.xml", "--pybnorm-backend", "onednn", *lines)
+    result = run("-v", "-rs", "--junit-xml=j.xml", *ONEDNN, *lines)
     result.assert_outcomes(passed=4, skipped=1)
     assert result.ret == 0
-    version = ".".join(map(str, onednn.version))
+    version = ".".join(map(str, load_library("onednn").version))
     result.stdout.fnmatch_lines(
         [
             f"onednn: oneDNN {version}, *on *",
@@ -156,29 +203,21 @@ def test_cases_are_items_beside_the_projects_own(run, pytester, onednn):
         ([f"pybnorm::onednn::{CASE_3D},beta=0", "test_own.py"], 2),
         (["test_own.py"], 4),
         (["-k", "onednn and nhwc"], 1),
-        (["--deselect", f"pybnorm::onednn::{CASE}"], 2),
+        (["--deselect", f"pybnorm::onednn::{CASE}"], 3),
     ],
 )
-def test_one_can_be_chosen(run, onednn, selection, passed):
+def test_one_can_be_chosen(made, selection, passed):
     lines = [CASE, CASE_3D, "infer,spatial,f32,nhwc,2x3x4"]
-    result = run("--pybnorm-backend", "onednn", *cases(*lines), *selection)
-    assert result.parseoutcomes()["passed"] == passed + ("--deselect" in selection)
+    result = made(*ONEDNN, "--pybnorm-jobs", "3", "--pybnorm-timeout", "9", *cases(*lines), *selection)
+    assert result.parseoutcomes()["passed"] == passed
+    assert made.options == {"jobs": 3, "timeout": 9.0, "share": None}
 
 
 @pytest.mark.slow
-def test_a_suite_or_a_backend_alone_is_enough(run, onednn):
-    outcomes = run("--pybnorm-backend", "onednn", "pybnorm::", "--collect-only", "-q").parseoutcomes()
-    assert outcomes == run("--pybnorm-suite", "smoke", "pybnorm::onednn", "--collect-only", "-q").parseoutcomes()
-    lines = pybnorm.check.language.lines.load_suite("smoke")
-    assert outcomes["tests"] == len(lines)
-
-
-@pytest.mark.slow
-def test_a_run_that_judged_nothing_is_no_success(run, onednn):
-    result = run("--pybnorm-backend", "onednn", *cases(STRIDED))
-    result.assert_outcomes(passed=1, skipped=1)
-    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
-    result.stdout.fnmatch_lines(["pybnorm: no backend supports any of these cases, so nothing was checked."])
+def test_a_suite_or_a_backend_alone_is_enough(made):
+    outcomes = made(*ONEDNN, "pybnorm::", "--collect-only", "-q").parseoutcomes()
+    assert outcomes == made("--pybnorm-suite", "smoke", "pybnorm::onednn", "--collect-only", "-q").parseoutcomes()
+    assert outcomes["tests"] == len(load_suite("smoke"))
 
 
 @pytest.mark.slow
@@ -196,8 +235,8 @@ def test_a_run_that_judged_nothing_is_no_success(run, onednn):
         (["--pybnorm-jobs", "0"], "argument --pybnorm-jobs: got 0, allowed: an integer >= 1"),
     ],
 )
-def test_a_bad_argument_is_a_usage_error(run, arguments, text):
-    result = run(*arguments)
+def test_a_bad_argument_is_a_usage_error(made, arguments, text):
+    result = made(*arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*rror: {text}" if "argument" in text else f"ERROR: {text}"])
 
@@ -205,28 +244,20 @@ def test_a_bad_argument_is_a_usage_error(run, arguments, text):
 # ---------------------------------------------------------------- absent libraries
 
 
-@pytest.mark.slow
-def test_an_absent_backend_that_was_asked_for_is_an_error_with_the_search(run, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE / "nothing_here"), os.environ["PYTHONPATH"]]))
-    # that folder's module imports pybnorm before pytest can rewrite it, of which it warns where pybnorm is installed
-    early = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
-    result = run(*early, "--pybnorm-backend", "cudnn", *cases(CASE))
+def test_an_absent_backend_that_was_asked_for_is_an_error_with_the_search(made):
+    result = made("--pybnorm-backend", "cudnn", *cases(CASE))
     result.assert_outcomes(errors=1)
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    lines = ["cudnn: absent: *", "    *libcudnn-nowhere.so: *", "    to have it: *"]
+    lines = ["cudnn: absent: no", "    loader: libcudnn: gone", "    to have it: install it"]
     result.stdout.fnmatch_lines(["*_ ERROR collecting pybnorm _*", *lines])
     result.stdout.no_fnmatch_line("*Traceback*")
-    result = run(*early, *cases(CASE))
-    result.assert_outcomes(passed=2)  # by native, which needs no library
 
 
-@pytest.mark.slow
-def test_a_library_that_was_named_and_cannot_be_used_is_an_error_even_if_not_asked_for(run, monkeypatch, onednn):
+def test_a_library_that_was_named_and_cannot_be_used_is_an_error_even_if_not_asked_for(made, monkeypatch):
+    made(*cases(CASE)).assert_outcomes(passed=2)
     monkeypatch.setenv("PYBNORM_LIB_MIOPEN", "/nowhere/libMIOpen.so")
-    result = run("--continue-on-collection-errors", *cases(CASE))
-    outcomes = result.parseoutcomes()
-    assert outcomes["errors"] == 1
-    assert outcomes["passed"] >= 2
+    result = made("--continue-on-collection-errors", *cases(CASE))
+    result.assert_outcomes(errors=1, passed=2)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(
         ["*_ ERROR collecting pybnorm _*", "    PYBNORM_LIB_MIOPEN: /nowhere/libMIOpen.so: *", "ERROR pybnorm::miopen*"]
@@ -235,20 +266,6 @@ def test_a_library_that_was_named_and_cannot_be_used_is_an_error_even_if_not_ask
 
 # ---------------------------------------------------------------- statuses
 
-MADE = """
-import pybnorm.pytest_plugin as plugin
-from pybnorm.check.judging.bounds import Status
-from pybnorm.check.run.runner import CaseResult
-
-def made(executor, info, problems, opener):
-    for problem in problems:
-        number = problem.seed
-        status = list(Status)[number % 100]
-        known = "a-known-defect" if number >= 100 else ""
-        yield CaseResult(info.backend, str(problem), status, message=f"message of {status.value}", known=known)
-
-plugin.executors.run_cases = made
-"""
 OUTCOMES = {status: "passed" if status.good else "failed" for status in Status}
 OUTCOMES |= {Status.ERROR: "error", Status.UNSUPPORTED: "skipped"}
 
@@ -266,14 +283,13 @@ def outcomes(pytester):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("allow", [False, True])
-def test_what_each_status_becomes(run, pytester, onednn, allow):
+def test_what_each_status_becomes(made, pytester, allow):
     lines = {f"{CASE},seed={i + k}": (s, k) for i, s in enumerate(Status) for k in (0, 100)}
     lines[CASE] = lines.pop(f"{CASE},seed=0")
-    result = run(
-        *("--junit-xml=j.xml", "--pybnorm-backend", "onednn", "pybnorm::", "-W", "default", "-rx"),
+    result = made(
+        *("--junit-xml=j.xml", *ONEDNN, "pybnorm::", "-W", "default", "-rx"),
         *(["--pybnorm-allow-known"] if allow else []),
         *cases(*lines),
-        conftest=MADE,
     )
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     found = outcomes(pytester)
@@ -291,130 +307,119 @@ def test_what_each_status_becomes(run, pytester, onednn, allow):
             assert element.get("message") == f"{status.value}, known defect: a-known-defect"
         elif kind == "skipped":
             assert element.get("message") == "onednn: message of UNSUPPORTED"
-    result.stdout.fnmatch_lines([f"*AccuracyWarning: WARN onednn {CASE},seed=1: message of WARN"])
+    result.stdout.fnmatch_lines([f"*AccuracyWarning: WARN onednn {CASE},seed=1: message of WARN*"])
     text = result.stdout.str()
     assert text.count("AccuracyWarning: ") == 6  # WARN, CHAIN and MISTRUSTED
     assert "Traceback" not in text
 
 
+def of(status, known=0):
+    return (*ONEDNN, *cases(f"{CASE},seed={known + list(Status).index(status)}"), "pybnorm::")
+
+
 @pytest.mark.slow
-def test_known_defects_and_nothing_else_succeed_where_they_are_allowed(run, onednn):
-    fail = 100 + list(Status).index(Status.FAIL)
-    arguments = ("--pybnorm-backend", "onednn", *cases(f"{CASE},seed={fail}"), "pybnorm::")
-    assert run(*arguments, conftest=MADE).ret == pytest.ExitCode.TESTS_FAILED
-    allowed = run(*arguments, "--pybnorm-allow-known")
+def test_known_defects_and_nothing_else_succeed_where_they_are_allowed(made):
+    assert made(*of(Status.FAIL, 100)).ret == pytest.ExitCode.TESTS_FAILED
+    allowed = made(*of(Status.FAIL, 100), "--pybnorm-allow-known")
     allowed.assert_outcomes(xfailed=1)
     assert allowed.ret == 0
-    run(*arguments, "--pybnorm-allow-known", "--runxfail").assert_outcomes(failed=1)
+    made(*of(Status.FAIL, 100), "--pybnorm-allow-known", "--runxfail").assert_outcomes(failed=1)
 
 
 @pytest.mark.slow
-def test_a_warning_can_be_made_a_failure(run, onednn):
-    arguments = ("--pybnorm-backend", "onednn", *cases(f"{CASE},seed=1"), "pybnorm::")
-    result = run(*arguments, conftest=MADE)  # filterwarnings = error
+def test_a_warning_can_be_made_a_failure(made):
+    result = made(*of(Status.WARN))  # filterwarnings = error
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines([f"WARN onednn {CASE},seed=1", "  message of WARN"])
     category = "pybnorm.pytest_plugin.AccuracyWarning"
-    run(*arguments, "-W", f"default::{category}").assert_outcomes(passed=1, warnings=1)
+    made(*of(Status.WARN), "-W", f"default::{category}").assert_outcomes(passed=1, warnings=1)
 
 
-# ---------------------------------------------------------------- processes
+@pytest.mark.slow
+def test_a_run_that_judged_nothing_is_no_success(made):
+    result = made(*of(Status.UNSUPPORTED), "test_own.py")
+    result.assert_outcomes(passed=1, skipped=1)
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    result.stdout.fnmatch_lines(["pybnorm: no backend supports any of these cases, so nothing was checked."])
 
 
-def test_a_failure_is_reported_as_by_the_check(run, onednn):
-    result = run("--pybnorm-backend", "onednn", *cases(CASE), conftest=opener("openers.open_wrong"))
+def test_a_failure_is_reported_as_by_the_check(made):
+    result = made(*of(Status.FAIL), "test_own.py")
     result.assert_outcomes(passed=1, failed=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
+    line = f"{CASE},seed={list(Status).index(Status.FAIL)}"
     result.stdout.fnmatch_lines(
         [
-            f"*_ onednn {CASE} _*",
+            f"*_ onednn {line} _*",
             "onednn: oneDNN *",
-            f"FAIL onednn {CASE}",
+            f"FAIL onednn {line}",
             "  y: FAIL, wrong: inf times the bound *",
             "*index*reference*got*error / bound*",
             "* nan *inf*",
-            f"  pybnorm check --backend onednn --case '{CASE}'",
+            f"  pybnorm check --backend onednn --case '{line}'",
             "*MIOpenDriver*",
-            f"FAILED pybnorm::onednn::{CASE}*",
+            f"FAILED pybnorm::onednn::{line}*",
         ]
     )
     for word in ("Traceback", "_CaseError", "def runtest"):
         assert word not in result.stdout.str()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "word", "text"),
-    [
-        ("simulated.open_exiting", "CRASHED", "the library's process died: exit status 0"),
-        ("simulated.open_aborting", "CRASHED", "the library's process died: SIGABRT"),
-        ("openers.open_hanging", "TIMEOUT", "not done after 8 s; the process was killed"),
-        ("simulated.open_nothing", "ERROR", "OSError: no such device"),
-    ],
-)
-def test_a_library_that_dies_fails_its_item_and_not_the_session(run, onednn, name, word, text):
-    arguments = ("--pybnorm-backend", "onednn", "--pybnorm-timeout", "8", "--pybnorm-jobs", "1", "pybnorm::")
-    result = run(*arguments, *cases(CASE, CASE_3D), conftest=opener(name))
-    if name == "simulated.open_nothing":
-        result.assert_outcomes(errors=2)
-    else:
-        result.assert_outcomes(failed=1, passed=1)
-    result.stdout.fnmatch_lines(
-        [f"{word} onednn {CASE}", f"  {text}", f"  pybnorm check --backend onednn --case '{CASE}'"]
+def test_an_item_that_is_repeated_runs_again(made, pytester):
+    text = (
+        "import pathlib\nfrom _pytest.runner import runtestprotocol\ndef pytest_runtest_protocol(item, nextitem):\n"
+        "    reports = runtestprotocol(item, nextitem=nextitem, log=False)\n"
+        "    pathlib.Path(f'first-{item.name}').write_text(reports[1].outcome)"
     )
+    fails = f"{CASE},seed={list(Status).index(Status.FAIL)}"
+    made(*ONEDNN, "pybnorm::", *cases(CASE_3D, fails), conftest=text).assert_outcomes(passed=1, failed=1)
+    assert [(pytester.path / f"first-{case}").read_text() for case in (CASE_3D, fails)] == ["passed", "failed"]
+
+
+# ---------------------------------------------------------------- processes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_as_many_processes_as_jobs_and_none_is_left(run, pytester, onednn, jobs):
-    lines = [f"{CASE},seed={i}" for i in range(1, 13)]
-    arguments = ("--pybnorm-backend", "onednn", "--pybnorm-jobs", str(jobs), "pybnorm::", *cases(*lines))
-    run(*arguments, conftest=opener("openers.open_noting")).assert_outcomes(passed=12)
-    assert len(processes(pytester)) == jobs
+def test_a_library_that_dies_fails_its_item_and_no_process_is_left(run, pytester):
+    result = run(*ONEDNN, "--pybnorm-jobs", "2", "pybnorm::", *cases(*SEEDS, CASE), opener="open_exiting")
+    result.assert_outcomes(failed=1, passed=12)
+    text = "  the library's process died: exit status 0"
+    result.stdout.fnmatch_lines(
+        [f"CRASHED onednn {CASE}", text, f"  pybnorm check --backend onednn --case '{CASE}'"]
+    )  # fmt: skip
+    assert 2 <= len(processes(pytester)) <= 3
     assert not any(map(alive, processes(pytester)))
 
 
 @pytest.mark.slow
-def test_the_first_failure_ends_what_runs_ahead(run, pytester, onednn):
-    started = time.monotonic()
-    arguments = ("-x", "--pybnorm-backend", "onednn", "--pybnorm-jobs", "2", "pybnorm::", *cases(CASE_3D, CASE))
+def test_the_first_failure_ends_what_runs_ahead(run, pytester):
     text = (
-        "\nimport pathlib, time\ndef pytest_runtest_teardown(item):\n"
+        "import pathlib, time\ndef pytest_runtest_teardown(item):\n"
         "    while len(list(pathlib.Path().glob('pid*'))) < 2:  # both have begun\n"
         "        time.sleep(0.01)\n"
         "    raise OSError"
     )
-    run(*arguments, conftest=opener("openers.open_hanging") + text).assert_outcomes(passed=1, errors=1)
-    assert time.monotonic() - started < 60
+    arguments = ("-x", *ONEDNN, "--pybnorm-jobs", "2", "pybnorm::", *cases(CASE_3D, CASE))
+    run(*arguments, opener="open_hanging", conftest=text).assert_outcomes(passed=1, errors=1)
     assert len(processes(pytester)) == 2
     assert not any(map(alive, processes(pytester)))
 
 
 @pytest.mark.slow
-def test_an_item_that_is_repeated_runs_again(run, pytester, onednn):
-    text = (
-        opener("simulated.open_exiting")
-        + "\nimport pathlib\nfrom _pytest.runner import runtestprotocol\ndef pytest_runtest_protocol(item, nextitem):\n"
-        + "    reports = runtestprotocol(item, nextitem=nextitem, log=False)\n"
-        + "    pathlib.Path(f'first-{item.name}').write_text(reports[1].outcome)"
-    )
-    arguments = ("--pybnorm-backend", "onednn", "pybnorm::", *cases(CASE_3D, CASE))
-    run(*arguments, conftest=text).assert_outcomes(passed=1, failed=1)
-    assert [(pytester.path / f"first-{case}").read_text() for case in (CASE_3D, CASE)] == ["passed", "failed"]
-
-
-@pytest.mark.slow
-def test_an_interrupt_ends_the_processes_too(run, pytester, onednn):
-    pytester.makeconftest(opener("openers.open_hanging"))
-    command = [sys.executable, "-m", "pytest", *loaded(), "--pybnorm-backend", "onednn", *cases(CASE), "pybnorm::"]
+def test_an_interrupt_ends_the_processes_too(project, load_library):
+    load_library("onednn")
+    project.makeconftest(
+        "import pybnorm.pytest_plugin, openers\npybnorm.pytest_plugin.open_session = openers.open_hanging"
+    )  # fmt: skip
+    command = [sys.executable, "-m", "pytest", *loaded(), *ONEDNN, *cases(CASE), "pybnorm::"]
     with subprocess.Popen(
-        command, cwd=pytester.path, stdout=subprocess.PIPE, text=True, preexec_fn=interruptible
+        command, cwd=project.path, stdout=subprocess.PIPE, text=True, preexec_fn=interruptible
     ) as process:
-        while not processes(pytester):
+        while not processes(project):
             assert process.poll() is None
             time.sleep(0.05)
         time.sleep(0.5)
-        assert all(map(alive, processes(pytester)))
+        assert all(map(alive, processes(project)))
         process.send_signal(signal.SIGINT)
         try:
             out, _ = process.communicate(timeout=60)
@@ -422,24 +427,21 @@ def test_an_interrupt_ends_the_processes_too(run, pytester, onednn):
             process.kill()
     assert process.returncode == pytest.ExitCode.INTERRUPTED, out
     assert "KeyboardInterrupt" in out
-    assert not any(map(alive, processes(pytester)))
+    assert not any(map(alive, processes(project)))
 
 
 @pytest.mark.slow
-def test_distributed_workers_have_a_process_each(run, pytester, onednn):
+def test_distributed_workers_have_a_process_each(run, made, pytester):
     pytest.importorskip("xdist", reason="pytest-xdist is not installed")
-    lines = [f"{CASE},seed={i}" for i in range(1, 13)]
-    arguments = ("-n", "2", "--pybnorm-backend", "onednn", *cases(*lines, STRIDED))
-    run(*arguments, conftest=opener("openers.open_noting")).assert_outcomes(passed=14)
-    assert len(processes(pytester)) == 2
+    arguments = ("-n", "2", *ONEDNN, *cases(*SEEDS, CASE, streams := f"{CASE_3D},streams=2"))
+    result = run(*arguments, opener="open_exiting")
+    result.assert_outcomes(failed=1, passed=13, skipped=1)
+    result.stdout.fnmatch_lines([f"CRASHED onednn {CASE}"])
+    assert len(processes(pytester)) in (2, 3)  # one may have come in place of that which died
     assert not any(map(alive, processes(pytester)))
-    run(*arguments, f"pybnorm::onednn::{lines[3]}").assert_outcomes(passed=1)
-    wrong = run(*arguments, "pybnorm::onednn", conftest=opener("openers.open_wrong"))
-    wrong.assert_outcomes(failed=13)
-    wrong.stdout.fnmatch_lines([f"FAIL onednn {lines[0]}", "* nan *inf*"])
-    refused = run(*arguments, "--pybnorm-jobs", "2")
+    refused = run(*arguments, f"pybnorm::onednn::{streams}", opener="open_exiting")
+    refused.assert_outcomes(skipped=1)
+    assert refused.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    refused = made(*arguments, "--pybnorm-jobs", "2")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
     refused.stderr.fnmatch_lines(["ERROR: --pybnorm-jobs: not with pytest-xdist, *"])
-    real = run("-n", "2", "--pybnorm-backend", "onednn", *cases(STRIDED), "pybnorm::", conftest="")
-    real.assert_outcomes(skipped=1)
-    assert real.ret == pytest.ExitCode.NO_TESTS_COLLECTED
