@@ -7,15 +7,16 @@ import importlib.util
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
 import time
 import weakref
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from simulated import faults, open_exiting, open_faulting, open_hanging, open_simulated
+from command_here import run
+from simulated import faults, open_exiting, open_faulting, open_simulated
+from tables import table
 
 from pybnorm._arrays import CPU, CUDA, ROCM
 from pybnorm.check.judging.bounds import Status
@@ -27,26 +28,17 @@ from pybnorm.check.run.runner import BackendInfo, CaseResult
 from pybnorm.check.run.worker import DiedError, TimeLimitError, Worker
 from pybnorm.errors import ArgumentError
 
-HERE = Path(__file__).parent
 INFO = BackendInfo("onednn", version=(3, 2, 0), path="/x")
 GOOD = "infer/train,spatial,f32/bf16,nchw/nhwc,8x3x4"
-BAD = "train,spatial,f32,nchw,8x3x4x4"  # on which open_exiting and open_hanging do
+BAD = "train,spatial,f32,nchw,8x3x4x4"  # on which open_exiting does
 
 
 def problems(*lines):
     return [problem for line in lines for problem in expand(line)]
 
 
-def pool(opener, jobs, worker=Worker):
-    return Pool([worker("onednn", opener, timeout=60) for _ in range(jobs)])
-
-
-class Impatient(Worker):
-    """Has a minute for every case, however busy the machine is, and a few seconds for one that would take forever."""
-
-    def call(self, function, *arguments, timeout=None):
-        hangs = open_hanging in arguments and BAD in arguments
-        return super().call(function, *arguments, timeout=6 if hangs else timeout)
+def pool(opener, jobs):
+    return Pool([Worker("onednn", opener, timeout=60) for _ in range(jobs)])
 
 
 # ---------------------------------------------------------------- collecting
@@ -79,14 +71,12 @@ def test_what_came_with_a_result_is_not_kept_with_it():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("opener", "status"), [(open_exiting, Status.CRASHED), (open_hanging, Status.TIMEOUT)])
-def test_one_bad_case_costs_exactly_one_case(opener, status):
+def test_one_bad_case_costs_exactly_one_case():
     cases = problems(GOOD, BAD, "infer,spatial,f32,nchw,8x3x4x4,seed=1/2/3/4")
-    with pool(opener, 2, Impatient) as executor:
-        results = list(run_cases(executor, INFO, cases, opener=opener))
+    with pool(open_exiting, 2) as executor:
+        results = list(run_cases(executor, INFO, cases, opener=open_exiting))
     assert sorted(r.case for r in results) == sorted(map(str, cases))
-    assert [r.case for r in results if r.status != Status.PASS] == [BAD]
-    assert next(r for r in results if r.case == BAD).status == status
+    assert [(r.case, r.status) for r in results if r.status != Status.PASS] == [(BAD, Status.CRASHED)]
     assert len({r.host for r in results if r.host}) >= 2
 
 
@@ -101,26 +91,16 @@ def test_a_device_that_a_case_left_unusable_costs_no_other_case():
         assert worker.pid == before
 
 
-class Noting(concurrent.futures.Executor):
-    """Remembers what it passed on."""
-
-    def __init__(self, inner):
-        self.inner, self.futures = inner, []
-
-    def submit(self, *arguments):
-        self.futures.append(self.inner.submit(*arguments))
-        return self.futures[-1]
-
-
 @pytest.mark.slow
 def test_closing_the_results_cancels_what_has_not_begun():
     cases = problems("infer,spatial,f32,nchw,8x3x4x4,seed=" + "/".join(map(str, range(1, 301))))
+    futures = []
     with pool(open_simulated, 1) as executor:
-        noting = Noting(executor)
+        noting = SimpleNamespace(submit=lambda *given: futures.append(executor.submit(*given)) or futures[-1])
         results = run_cases(noting, INFO, cases, opener=open_simulated)
         next(results)
         results.close()
-        assert sum(future.cancelled() for future in noting.futures) > 200
+        assert sum(future.cancelled() for future in futures) > 200
     with pytest.raises(RuntimeError):
         executor.submit(os.getpid)
 
@@ -129,12 +109,10 @@ def test_closing_the_results_cancels_what_has_not_begun():
 def test_a_pool_that_is_not_waited_for_ends_in_the_middle_of_a_case():
     executor = pool(open_simulated, 2)
     processes = [executor.submit(os.getpid).result() for _ in range(2)]
-    pending = [executor.submit(time.sleep, 60) for _ in range(5)]
+    pending = [executor.submit(time.sleep, 600) for _ in range(5)]
     while sum(future.running() for future in pending) < 2:
         time.sleep(0.01)
-    started = time.monotonic()
     executor.shutdown(wait=False)
-    assert time.monotonic() - started < 15
     assert sum(future.cancelled() for future in pending) == 3
     assert [type(f.exception()) for f in pending if not f.cancelled()] == [DiedError, DiedError]
     for process in processes:
@@ -162,7 +140,7 @@ def test_a_worker_that_was_ended_starts_no_process_for_a_call(monkeypatch, ends)
 # ---------------------------------------------------------------- whose part of the machine
 
 
-@pytest.mark.parametrize(
+@table(
     ("kind", "count", "jobs", "variables", "workers"),
     [
         (CPU, 1, None, {}, [{"OMP_NUM_THREADS": "1"}] * 4),
@@ -190,13 +168,13 @@ def test_each_worker_has_its_part_of_the_machine(monkeypatch, kind, count, jobs,
 def test_the_pool_of_a_cpu_library_has_those_workers(load_library, monkeypatch):
     load_library("onednn")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    with opened("pool", jobs=2) as farm:
+    with opened("pool", jobs=2, timeout=77) as farm:
         (info,) = farm.describe("onednn")
         assert not info.problem
         with farm.executor("onednn", 100) as executor:
             futures = [executor.submit(os.getenv, "OMP_NUM_THREADS") for _ in range(2)]
             assert {f.result() for f in futures} == {str(max(1, executors.cores() // 2))}
-            assert len(executor._workers) == 2
+            assert [worker.timeout for worker in executor._workers] == [77, 77]
         with farm.executor("onednn", 1) as executor:
             assert len(executor._workers) == 1
 
@@ -228,7 +206,7 @@ def test_isolated_keeps_a_process_and_gives_each_thread_its_own(monkeypatch):
         worker.close()
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "options", "allowed"),
     [
         ("slurm", {}, "pool | process | dask"),
@@ -286,39 +264,22 @@ def test_an_absent_package_is_an_error_that_names_the_extra(monkeypatch):
 # ---------------------------------------------------------------- the command, the same report either way
 
 
-CASES = ("--case", "train/infer/backward,spatial/peract,f32/bf16/f16,nchw/nhwc,4x3x5x4,fill=exact/randn")
+CASES = ("--case", "train/infer/backward,spatial/peract,f32/f16,nchw/nhwc,4x3x5x4,fill=randn")
 
 
-def launcher(name):
-    """The start of a command line, before the module's own arguments."""
-    if name == "dask" and importlib.util.find_spec("distributed") is None:
+def need_dask():
+    if importlib.util.find_spec("distributed") is None:
         if "dask" in os.environ.get("PYBNORM_REQUIRE_PACKAGES", "").replace(" ", "").split(","):
             pytest.fail("dask is listed in PYBNORM_REQUIRE_PACKAGES but not installed")
         pytest.skip("dask: the package distributed is not installed")
-    return [sys.executable]
 
 
-def without_requirements():
-    """The environment without what makes other libraries' absence, or the choice of this one's file, count."""
-    dropped = ("PYBNORM_REQUIRE", "PYBNORM_LIB_")
-    return {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
-
-
-def check(name, *options, timeout=300, launched=None):
-    done = subprocess.run(
-        [*(launched or launcher(name)), "-m", "pybnorm", "check", "--backend", "onednn", "--executor", name, *options],
-        env=without_requirements() | {"OMP_NUM_THREADS": "1"},
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done
-
-
-def comparable(file):
+def check(name, folder, *options):
+    """The report of the cases, without what differs from run to run, and the processes that ran them."""
+    file = folder / "run.json"
+    words = ("check", "--backend", "onednn", "--executor", name, *CASES, *options, "--json", file)
+    done = run(*words, OMP_NUM_THREADS="1")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout[-3000:]  # nor does distributed say anything
     document = json.loads(file.read_text())
     document["environment"].pop("date")
     hosts = {case.pop("host") for case in document["cases"]}
@@ -331,37 +292,29 @@ def comparable(file):
 @pytest.fixture(scope="module")
 def of_the_pool(load_library, tmp_path_factory):
     load_library("onednn")
-    file = tmp_path_factory.mktemp("pool") / "pool.json"
-    check("pool", *CASES, "--jobs", "2", "--json", str(file))
-    document, hosts = comparable(file)
-    assert len(document["cases"]) == 72
+    document, hosts = check("pool", tmp_path_factory.mktemp("pool"), "--jobs", "2")
+    assert len(document["cases"]) == 24
     assert {c["status"] for c in document["cases"]} <= {"PASS", "UNSUPPORTED"}
     assert len(hosts) == 2
     return document
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "processes", "options"),
-    [("pool", 1, ("--jobs", "1")), ("process", 1, ()), ("dask", 2, ("--jobs", "2"))],
-)
+@pytest.mark.parametrize(("name", "processes", "options"), [("process", 1, ()), ("dask", 2, ("--jobs", "2"))])
 def test_every_executor_gives_the_same_report(of_the_pool, tmp_path, name, processes, options):
-    file = tmp_path / "run.json"
-    done = check(name, *CASES, *options, "--json", str(file))
-    assert done.stderr == ""  # nor does distributed say anything
-    document, hosts = comparable(file)
+    if name == "dask":
+        need_dask()
+    document, hosts = check(name, tmp_path, *options)
     assert document == of_the_pool
     assert len(hosts) == processes
 
 
 @pytest.mark.slow
 def test_dask_at_an_address(of_the_pool, tmp_path):
-    launcher("dask")
+    need_dask()
     import distributed
 
-    file = tmp_path / "run.json"
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster:
-        check(f"dask:{cluster.scheduler_address}", *CASES, "--json", str(file), launched=[sys.executable])
-    document, hosts = comparable(file)
+        document, hosts = check(f"dask:{cluster.scheduler_address}", tmp_path)
     assert document == of_the_pool
     assert len(hosts) == 2

@@ -8,14 +8,15 @@ import threading
 import time
 
 import pytest
-from test_check_executors import launcher
+from tables import table
+from test_check_executors import need_dask
 
 from pybnorm import errors
 from pybnorm._arrays import CPU, CUDA
 from pybnorm.check.judging.bounds import Status
 from pybnorm.check.judging.results import LostNode
 from pybnorm.check.language.lines import expand
-from pybnorm.check.run import executors
+from pybnorm.check.run import environment, executors
 from pybnorm.check.run.runner import BackendInfo, CaseResult
 from pybnorm.check.run.session import identified
 
@@ -24,6 +25,7 @@ INFO = BackendInfo("onednn", version=(3, 2, 0), path="/x")
 PROBLEMS = list(expand("infer,spatial,f32,nchw,8x3x4x4,seed=" + "/".join(map(str, range(1, 41)))))
 CASES = [str(p) for p in PROBLEMS]
 ENTRIES = [identified(BackendInfo("onednn", "double", version, digest="d")) for version in ((3, 1, 0), (3, 2, 0))]
+GREET = executors.greet
 started, go = queue.SimpleQueue(), threading.Event()
 
 
@@ -63,7 +65,7 @@ def gated_on_the_first(opener, backend, case, keep):
 @contextlib.contextmanager
 def farm(monkeypatch, function, workers=2):
     """The farm of a cluster of threads that run `function` for each case; its cluster and its client."""
-    launcher("dask")
+    need_dask()
     import distributed
 
     go.clear()
@@ -80,16 +82,11 @@ def farm(monkeypatch, function, workers=2):
         yield executors._Cluster(client, LIMIT), cluster, client
 
 
-def results_of(executor, done):
-    for result in executors.run_cases(executor, INFO, PROBLEMS):
-        done.append(result)
-
-
 @contextlib.contextmanager
 def running(executor):
     """The results of all cases, complete at the end of the block."""
     done = []
-    thread = threading.Thread(target=results_of, args=(executor, done))
+    thread = threading.Thread(target=lambda: done.extend(executors.run_cases(executor, INFO, PROBLEMS)))
     thread.start()
     try:
         started.get(timeout=LIMIT)
@@ -101,12 +98,23 @@ def running(executor):
     assert sorted(r.case for r in done) == sorted(CASES)  # nothing lost, nothing twice
 
 
+def greeting():
+    return (str(own_number()), "host", "", "0.0.1") if own_number() == 5 else GREET()
+
+
+def no_library(backend, timeout, number):
+    raise errors.LibraryLoadError("onednn: /nonexistent", backend="onednn")
+
+
 @pytest.mark.slow
-def test_workers_with_two_versions_and_two_without_the_library(monkeypatch):
-    with farm(monkeypatch, passing, 5) as (found, *_):
+def test_workers_with_two_versions_of_the_library_and_those_that_cannot_run_it(monkeypatch):
+    monkeypatch.setattr(executors, "greet", greeting)
+    with farm(monkeypatch, passing, 6) as (found, *_):
+        (other,) = found.lost
+        assert other == LostNode("worker 5", "host", "", f"has pybnorm 0.0.1, and this is {executors.__version__}")
         monkeypatch.setattr(executors, "settled", settled)
         assert sorted(i.id for i in found.describe("onednn")) == [i.id for i in ENTRIES]
-        assert sorted((n.node, n.backend, n.reason) for n in found.lost) == [
+        assert sorted((n.node, n.backend, n.reason) for n in found.lost if n != other) == [
             ("worker 2", "onednn", "no library here"),
             ("worker 3", "onednn", "LibraryLoadError: onednn: /nonexistent"),
         ]
@@ -114,31 +122,12 @@ def test_workers_with_two_versions_and_two_without_the_library(monkeypatch):
             results = list(executors.run_cases(executor, INFO, PROBLEMS))
             assert executor._threads._max_workers == 3
             numbers = {v["OF"] for v in executor._dask.args[1].values()}
-    assert {r.status for r in results} == {Status.PASS}
-    assert {r.node for r in results} <= {"worker 0", "worker 1", "worker 4"}
-    assert len(numbers) == 3  # of a host whose workers see the same devices: one each
-
-
-def test_where_no_worker_has_the_library_that_is_said(monkeypatch):
-    with farm(monkeypatch, passing) as (found, *_):
         monkeypatch.setattr(executors, "settled", no_library)
         with pytest.raises(errors.LibraryLoadError, match="/nonexistent"):
             found.describe("onednn")
-
-
-def no_library(backend, timeout, number):
-    raise errors.LibraryLoadError("onednn: /nonexistent", backend="onednn")
-
-
-def old():
-    return "0", "host", "", "0.0.1"
-
-
-def test_a_worker_of_another_version_is_named(monkeypatch):
-    monkeypatch.setattr(executors, "greet", old)
-    with farm(monkeypatch, passing, 1) as (found, *_):
-        (lost,) = found.lost
-    assert lost == LostNode("worker 0", "host", "", f"has pybnorm 0.0.1, and this is {executors.__version__}")
+    assert {r.status for r in results} == {Status.PASS}
+    assert {r.node for r in results} <= {"worker 0", "worker 1", "worker 4"}
+    assert len(numbers) == 3  # of a host whose workers see the same devices: one each
 
 
 def test_a_connection_that_breaks_costs_neither_a_worker_nor_a_case(monkeypatch):
@@ -170,6 +159,7 @@ def test_a_worker_that_is_gone_is_named_and_its_case_goes_to_another(monkeypatch
 
 @pytest.mark.slow
 def test_where_no_worker_is_left_every_case_says_so(monkeypatch):
+    monkeypatch.setattr(executors, "_RESTART", 1.0)
     with farm(monkeypatch, gated) as (found, cluster, _):
         found._limit = 1
         with running(found.executor("onednn", 9)) as done:
@@ -207,7 +197,7 @@ def deadly(opener, backend, case, keep):
 
 @pytest.mark.slow
 def test_a_case_that_ends_its_workers_is_an_error_and_costs_no_other(monkeypatch):
-    launcher("dask")
+    need_dask()
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setattr(executors, "run_recorded", deadly)
     import dask
@@ -255,7 +245,7 @@ def test_a_run_goes_on_where_all_workers_begin_again_at_once(monkeypatch, back):
 # ---------------------------------------------------------------- whose device
 
 
-@pytest.mark.parametrize(
+@table(
     ("kind", "count", "variables", "index", "own"),
     [
         (CPU, 1, {}, 3, {}),
@@ -292,31 +282,16 @@ def test_an_id_is_of_what_changes_results_and_not_of_where():
         return identified(BackendInfo(**(vars(base) | values))).id
 
     assert changed(path="/b", found_via="y") == same
-    others = [
-        changed(version=(3, 1, 0)),
-        changed(digest="e"),
-        changed(device="Xeon"),
-        changed(variables={"A": "2"}),
-        changed(cpu_flags=["avx512_fp16"]),
-        changed(driver="13.0"),
-    ]
-    assert len({same, *others}) == 7
+    facts = {"version": (3, 1, 0), "digest": "e", "device": "Xeon", "variables": {"A": "2"}}
+    facts |= {"cpu_flags": ["avx512_fp16"], "driver": "13.0"}
+    assert len({same, *(changed(**{name: value}) for name, value in facts.items())}) == 7
 
 
 def test_only_variables_of_the_backend_are_recorded():
-    from pybnorm.check.run.environment import variables
-
-    given = {
-        "ONEDNN_MAX_CPU_ISA": "AVX2",
-        "OMP_NUM_THREADS": "4",
-        "NVIDIA_TF32_OVERRIDE": "0",
-        "CUDA_VISIBLE_DEVICES": "1",
-        "HIP_VISIBLE_DEVICES": "1",
-        "MIOPEN_FIND_MODE": "1",
-        "PYBNORM_LIB_ONEDNN": "/x",
-        "PYBNORM_LIB_CUDNN": "/y",
-        "HOME": "/root",
+    own = {
+        "onednn": {"ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS", "PYBNORM_LIB_ONEDNN"},
+        "cudnn": {"NVIDIA_TF32_OVERRIDE", "PYBNORM_LIB_CUDNN"},
+        "miopen": {"MIOPEN_FIND_MODE"},
     }
-    assert set(variables("onednn", given)) == {"ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS", "PYBNORM_LIB_ONEDNN"}
-    assert set(variables("cudnn", given)) == {"NVIDIA_TF32_OVERRIDE", "PYBNORM_LIB_CUDNN"}
-    assert set(variables("miopen", given)) == {"MIOPEN_FIND_MODE"}
+    given = dict.fromkeys(set().union(*own.values(), {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "HOME"}), "1")
+    assert {backend: set(environment.variables(backend, given)) for backend in own} == own

@@ -18,7 +18,6 @@ from simulated import (
     alive,
     array_of,
     open_aborting,
-    open_exiting,
     open_hanging,
     open_nothing,
     open_simulated,
@@ -28,7 +27,7 @@ from tables import table
 
 from pybnorm import devices, errors
 from pybnorm.check.judging.bounds import Status, untrusted
-from pybnorm.check.judging.results import exit_status, ratio_text, repro, to_json
+from pybnorm.check.judging.results import exit_status, repro, to_json
 from pybnorm.check.language import calls
 from pybnorm.check.language.data import generate
 from pybnorm.check.language.lines import expand
@@ -147,21 +146,19 @@ class Wrong(Kernels):
             array_of(y)[0, 0, 0, 0] += self.error
 
 
-def test_repeats_are_compared_by_bit_and_a_harmless_difference_is_recorded():
-    problem = Problem.parse("train,spatial,f32,nchw,8x3x4x4,fill=randn")
-    assert run_case(problem, session()).repeat == "equal"
-    result = run_case(problem, on(Wrong(1e-6)))
+def test_repeats_are_compared_by_bit_and_a_harmless_difference_fails_only_where_the_same_bits_are_asked_for():
+    line = "train,spatial,f32,nchw,8x3x4x4,fill=randn"
+    assert run_case(Problem.parse(line), session()).repeat == "equal"
+    result = run_case(Problem.parse(line), on(Wrong(1e-6)))
     assert (result.status, result.repeat) == (Status.PASS, "y")
-
-
-def test_other_bits_where_the_same_are_asked_for_are_nondeterministic():
-    problem = Problem.parse("train,spatial,f32,nchw,8x3x4x4,fill=randn,bitwise=1")
-    assert run_case(problem, session()).status == Status.PASS
-    result = run_case(problem, on(Wrong(1e-6)))
+    bitwise = Problem.parse(f"{line},bitwise=1")
+    assert run_case(bitwise, session()).status == Status.PASS
+    result = run_case(bitwise, on(Wrong(1e-6)))
     assert (result.status, result.message) == (Status.NONDETERMINISTIC, "other bits at another equal call: y")
     assert exit_status([result], []) == 1
-    wrong = run_case(problem, on(Wrong(0.5)))
-    assert wrong.status == Status.FAIL
+    assert run_case(bitwise, on(Wrong(0.5))).status == Status.FAIL
+    once = run_case(Problem.parse(f"{line},repeats=1"), session())
+    assert (once.status, once.repeat) == (Status.PASS, "")
 
 
 @pytest.mark.parametrize(("repeats", "call", "status"), [(2, 2, "FAIL"), (5, 6, "PASS"), (20, 7, "FAIL")])
@@ -217,23 +214,6 @@ def test_equal_bits_are_told_from_equal_values():
     assert same_bits(np.float32(1)[()] * np.ones(()), np.ones(()))
 
 
-def test_one_call_is_compared_with_nothing():
-    result = run_case(Problem.parse("train,spatial,f32,nchw,8x3x4x4,repeats=1"), session())
-    assert (result.status, result.repeat) == (Status.PASS, "")
-
-
-class Remembering(Kernels):
-    """Writes its statistics where the case keeps memory for them, given or not."""
-
-    def __init__(self, uploads):
-        super().__init__()
-        self.uploads = uploads
-
-    def forward_training(self, x, scale, bias, y, **options):
-        super().forward_training(x, scale, bias, y, **options)
-        array_of(self.uploads[-1]._replace(pointer=self.uploads[-1].pointer + 256, dims=(1,), strides=(1,)))[0] = 1
-
-
 @pytest.mark.parametrize(("options", "what"), [(",saved=0", "saved_inv_variance"), (",running=0", "running_variance")])
 def test_statistics_that_were_not_asked_for_stay_untouched(monkeypatch, options, what):
     uploads = []
@@ -242,15 +222,16 @@ def test_statistics_that_were_not_asked_for_stay_untouched(monkeypatch, options,
     problem = Problem.parse("train,spatial,f32,nchw,8x3x4x4" + options)
     assert run_case(problem, session()).status == Status.PASS
 
-    class Indexed(Remembering):
-        def forward_training(self, *arguments, **given):
-            names = [tensor.name for tensor in calls.TENSORS[problem.operation]]  # in the order of execute
-            self.uploads = [self.all[names.index(what) - len(names)]]
-            super().forward_training(*arguments, **given)
+    class Remembering(Kernels):
+        """Writes its statistics where the case keeps memory for them, given or not."""
 
-    kernels = Indexed(uploads)
-    kernels.all = uploads
-    result = run_case(problem, on(kernels))
+        def forward_training(self, *arguments, **given):
+            super().forward_training(*arguments, **given)
+            names = [tensor.name for tensor in calls.TENSORS[problem.operation]]  # in the order of execute
+            place = uploads[names.index(what) - len(names)]
+            array_of(place._replace(pointer=place.pointer + 256, dims=(1,), strides=(1,)))[0] = 1
+
+    result = run_case(problem, on(Remembering()))
     assert (result.status, result.message) == (Status.FAIL, f"changed what was not given to it, {what}")
 
 
@@ -328,13 +309,11 @@ def test_a_parameter_type_that_the_package_refuses_is_unsupported():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("opener", "how"), [(open_exiting, "exit status 0"), (open_aborting, "SIGABRT")])
-def test_a_dying_library_takes_one_case_with_it(opener, how):
-    with Worker("onednn", opener) as worker:
+def test_a_dying_library_takes_one_case_with_it():
+    with Worker("onednn", open_aborting) as worker:
         assert worker.run(CASE_3D).status == Status.PASS
         crashed = worker.run(CASE)
-        assert crashed.status == Status.CRASHED
-        assert crashed.message == f"the library's process died: {how}"
+        assert (crashed.status, crashed.message) == (Status.CRASHED, "the library's process died: SIGABRT")
         assert crashed.case == str(CASE)
         assert worker.run(CASE_3D).status == Status.PASS
 
@@ -344,62 +323,46 @@ def test_a_hanging_library_takes_one_case_and_its_time_with_it():
     with Worker("onednn", open_hanging, timeout=60) as worker:
         assert worker.run(CASE_3D).status == Status.PASS
         before = worker.pid
-        worker.timeout = 4
-        started = time.monotonic()
+        worker.timeout = 1
         result = worker.run(CASE)
-        assert 3.9 < time.monotonic() - started < 60
         worker.timeout = 60
         assert (result.status, result.case) == (Status.TIMEOUT, str(CASE))
-        assert result.message == "not done after 4 s; the process was killed"
+        assert result.message == "not done after 1 s; the process was killed"
         with pytest.raises(ProcessLookupError):
             os.kill(before, 0)
         assert worker.run(CASE_3D).status == Status.PASS
         assert worker.pid != before
 
 
-@pytest.mark.slow
-def test_a_worker_is_another_process_and_results_come_back_whole():
-    with Worker("onednn", open_simulated) as worker:
+def test_a_worker_is_another_process_with_its_own_variables_and_output(capfd):
+    with Worker("onednn", open_simulated, environment={"OMP_NUM_THREADS": "3"}) as worker:
         assert worker.call(os.getpid) == worker.pid != os.getpid()
+        assert worker.call(os.getenv, "OMP_NUM_THREADS") == "3"
+        assert worker.call(os.getenv, "PATH") == os.environ["PATH"]
+        worker.call(os.write, 1, b"from a library")
         there, here = worker.run(CASE), run_case(CASE, session())
         assert there.host.endswith(f":{worker.pid}")
+        assert worker.call(divmod, 7, 2) == (3, 1)
+        for function, arguments, kind, text in (
+            (divmod, (7, 0), ZeroDivisionError, "by zero|modulo"),
+            (threading.Lock, (), TypeError, "cannot pickle"),
+            (raise_unpicklable, (), RuntimeError, "ValueError: held by a lock"),
+            (raise_keyword_only, (), RuntimeError, "KeywordOnlyError: by name"),
+        ):
+            with pytest.raises(kind, match=text):
+                worker.call(function, *arguments)
+        assert worker.call(divmod, 9, 4) == (2, 1)
     there.seconds = here.seconds = 0
     there.host = here.host
     assert there == here
+    out, err = capfd.readouterr()
+    assert (out, "from a library" in err) == ("", True)
 
 
-def test_calls_give_values_and_exceptions_even_those_that_cannot_be_pickled():
-    with Worker("onednn") as worker:
-        assert worker.call(divmod, 7, 2) == (3, 1)
-        with pytest.raises(ZeroDivisionError):
-            worker.call(divmod, 7, 0)
-        with pytest.raises(TypeError, match="cannot pickle"):
-            worker.call(threading.Lock)
-        with pytest.raises(RuntimeError, match="ValueError: held by a lock"):
-            worker.call(raise_unpicklable)
-        with pytest.raises(RuntimeError, match="KeywordOnlyError: by name"):
-            worker.call(raise_keyword_only)
-        assert worker.call(divmod, 9, 4) == (2, 1)
-
-
-@pytest.mark.parametrize("timeout", [0, -1.0, math.nan, math.inf, 1e7, "60", [60]])
+@table("timeout", [0, -1.0, math.nan, math.inf, 1e7, "60", [60]])
 def test_a_worker_refuses_what_is_no_time_to_wait(timeout):
     with pytest.raises(errors.ArgumentError, match=r"^timeout: got .*, allowed: seconds > 0, at most 1000000$"):
         Worker("onednn", timeout=timeout)
-
-
-def test_a_worker_has_the_variables_that_it_is_given_before_anything_is_imported():
-    with Worker("onednn", environment={"OMP_NUM_THREADS": "3"}) as worker:
-        assert worker.call(os.getenv, "OMP_NUM_THREADS") == "3"
-        assert worker.call(os.getenv, "PATH") == os.environ["PATH"]
-
-
-def test_what_a_library_prints_does_not_get_into_standard_output(capfd):
-    with Worker("onednn") as worker:
-        worker.call(os.write, 1, b"from a library")
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert "from a library" in err
 
 
 def test_an_interrupt_of_the_terminal_does_not_reach_a_worker_not_even_while_it_starts(capfd):
@@ -534,14 +497,6 @@ def test_a_repro_line_carries_the_library_that_was_named(monkeypatch):
     monkeypatch.setenv("PYBNORM_LIB_ONEDNN", "/a b/libdnnl.so.3")
     (result,) = results_of(Status.FAIL)
     assert repro(result).startswith("PYBNORM_LIB_ONEDNN='/a b/libdnnl.so.3' pybnorm check --backend onednn")
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0"), (0.001234, "1e-03"), (0.5, "0.50"), (99.4, "99.40"), (12345.0, "1e+04"), (math.inf, "inf")],
-)
-def test_ratios_are_short(value, text):
-    assert ratio_text(value) == text
 
 
 def test_a_backend_that_is_absent_is_not_loaded():

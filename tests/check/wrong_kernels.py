@@ -153,7 +153,6 @@ Two = returning(lambda found: (found["y"], found["saved_mean"]))
 Nothing = returning(lambda found: None)
 Less = returning(lambda found: {name: value for name, value in found.items() if name != "saved_mean"})
 Crashes = returning(lambda found: os.abort())
-Hangs = returning(lambda found: threading.Event().wait())
 
 
 class Unwritten(Right):
