@@ -1,8 +1,8 @@
 """Runs kept in a folder: outputs bit for bit, and journals that outlive a kill."""
 
 import dataclasses
+import itertools
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +11,7 @@ import types
 
 import numpy as np
 import pytest
+from tables import table
 
 from pybnorm.check.judging.bounds import Point, Status, Verdict
 from pybnorm.check.judging.results import SCHEMA, from_json, to_json
@@ -25,12 +26,37 @@ from pybnorm.errors import ArgumentError
 LINE = "train,spatial,bf16,nhwc,2x3x4x5"
 PROBLEM = Problem.parse(LINE)
 INFO = BackendInfo("onednn", "oneDNN", (3, 8, 1), "/lib/libdnnl.so.3", "loader", (), "CPU")
+OTHER = LINE + ",seed=1"
+ONES, ZEROS = np.ones(3, np.float32), np.zeros(3, np.float32)
 
 
 def result(case=LINE, **values):
     point = Point((0, 1, 2, 3), 1.5, float("nan"), 1e-7, float("inf"))
     verdict = Verdict("y", Status.FAIL, "B", float("inf"), {"A": float("inf"), "B": 3.0}, 120, 1, worst=[point])
     return CaseResult("onednn", case, Status.FAIL, [verdict], "text\x00\n", "equal", "RUNS", 0.25, **values)
+
+
+def written(folder, outputs, line=LINE, backend="onednn"):
+    return archive.write_outputs(folder, backend, Problem.parse(line), outputs)
+
+
+def noted(folder, *results):
+    """A journal of a run that ended after these."""
+    with archive.Journal(folder) as journal:
+        journal.begin([INFO])
+        for one in results:
+            journal.append(one)
+
+
+def finished(folder, *more, infos=()):
+    """What a run that is resumed takes from its journal; it notes more."""
+    with archive.Journal(folder, resume=True) as journal:
+        if infos:
+            journal.begin(infos)
+        found = journal.finished()
+        for one in more:
+            journal.append(one)
+    return found
 
 
 # ---------------------------------------------------------------- outputs
@@ -42,7 +68,7 @@ def test_outputs_come_back_in_every_bit(tmp_path, dtype):
     values = words.view(numpy_dtype(dtype))[..., 0]
     special = np.array([0.0, -0.0, np.nan, -np.nan, np.inf, -np.inf, 1e-45]).astype(numpy_dtype(dtype))
     outputs = {"y": values, "strided": values.transpose(0, 2, 3, 1)[::2], "special": special, "saved_mean": values[:0]}
-    saved = archive.write_outputs(tmp_path, "onednn", PROBLEM, outputs)
+    saved = written(tmp_path, outputs)
     back = archive.read_outputs(tmp_path, saved)
     assert list(back) == list(outputs)
     for name, array in outputs.items():
@@ -54,48 +80,34 @@ def test_outputs_come_back_in_every_bit(tmp_path, dtype):
 
 
 def test_a_digest_tells_what_comparison_by_value_does_not():
-    zero = np.zeros(4, np.float32)
-    assert archive.digest(zero) == archive.digest(zero.copy())
-    assert archive.digest(zero) != archive.digest(-zero)
-    assert archive.digest(zero) != archive.digest(zero.reshape(2, 2))
-    assert archive.digest(zero) != archive.digest(zero.view(np.int32))
+    assert archive.digest(ZEROS) == archive.digest(ZEROS.copy())
+    for other in (-ZEROS, ZEROS.reshape(3, 1), ZEROS.view(np.int32)):
+        assert archive.digest(ZEROS) != archive.digest(other)
 
 
 def test_outputs_are_compressed(tmp_path):
     values = np.random.default_rng(1).standard_normal(200_000).astype(np.float32)
-    saved = archive.write_outputs(tmp_path, "onednn", PROBLEM, {"y": values})
-    assert (tmp_path / saved).stat().st_size < 0.9 * values.nbytes  # interleaved bytes of a normal do not get there
-    few = np.tile(values[:8], 25_000)
-    saved = archive.write_outputs(tmp_path, "onednn", PROBLEM, {"y": few})
-    assert (tmp_path / saved).stat().st_size < 0.05 * few.nbytes
+    for array, share in ((values, 0.9), (np.tile(values[:8], 25_000), 0.05)):  # interleaved bytes do not get there
+        assert (tmp_path / written(tmp_path, {"y": array})).stat().st_size < share * array.nbytes
 
 
 def test_each_backend_and_case_has_its_own_file_and_the_last_write_counts(tmp_path):
-    one, two = {"y": np.ones(3, np.float32)}, {"y": np.zeros(3, np.float32)}
-    first = archive.write_outputs(tmp_path, "onednn", PROBLEM, one)
-    second = archive.write_outputs(tmp_path, "cudnn", PROBLEM, two)
-    third = archive.write_outputs(tmp_path, "onednn", Problem.parse(LINE + ",seed=1"), two)
-    assert len({first, second, third}) == 3
+    first, *others = written(tmp_path, {"y": ONES}), written(tmp_path, {"y": ZEROS}, backend="cudnn")
+    others.append(written(tmp_path, {"y": ZEROS}, OTHER))
+    assert len({first, *others}) == 3
     assert archive.read_outputs(tmp_path, first)["y"][0] == 1
-    assert archive.write_outputs(tmp_path, "onednn", PROBLEM, two) == first
+    assert written(tmp_path, {"y": ZEROS}) == first
     assert archive.read_outputs(tmp_path, first)["y"][0] == 0
     assert len(list((tmp_path / "outputs").iterdir())) == 3  # nothing temporary is left
 
 
 def test_a_damaged_or_absent_output_file_is_named(tmp_path):
-    values = np.random.default_rng(1).standard_normal(1000).astype(np.float32)
-    saved = archive.write_outputs(tmp_path, "onednn", PROBLEM, {"y": values})
-    whole = (tmp_path / saved).read_bytes()
-    for damage in (whole[:100], whole[:-30], b"", b"text", whole[:1500] + b"\x00\x01" + whole[1502:]):
-        (tmp_path / saved).write_bytes(damage)
-        with pytest.raises(ArgumentError, match=saved):
-            archive.read_outputs(tmp_path, saved)
     with pytest.raises(ArgumentError, match=r"0\.npz.*No such file"):
         archive.output_digests(tmp_path, f"outputs/{'0' * 32}.npz")
     with pytest.raises(ArgumentError, match=r"absent\.npz"):
         archive.output_digests(tmp_path, "outputs/absent.npz")
     for few in (1, 121):
-        saved = archive.write_outputs(tmp_path, "onednn", PROBLEM, outputs() | {"y": values[:few]})
+        saved = written(tmp_path, outputs() | {"y": np.ones(few, np.float32)})
         with pytest.raises(ArgumentError, match="its y has the shape"):
             archive.output_digests(tmp_path, saved, "onednn", LINE)
 
@@ -103,24 +115,24 @@ def test_a_damaged_or_absent_output_file_is_named(tmp_path):
 @pytest.mark.slow
 def test_every_damaged_byte_of_an_output_file_is_an_argument_error(tmp_path):
     """An encrypted member, a compression that nobody has, a shape that no memory holds."""
-    saved = archive.write_outputs(tmp_path, "onednn", PROBLEM, {"y": np.arange(6, dtype=np.float32)})
+    saved = written(tmp_path, {"y": np.arange(6, dtype=np.float32)})
     whole = (tmp_path / saved).read_bytes()
     kinds, texts = set(), []
-    for place in range(len(whole)):
-        for value in (whole[place] ^ 1, whole[place] ^ 0x40, 0xFF):
-            (tmp_path / saved).write_bytes(whole[:place] + bytes([value]) + whole[place + 1 :])
-            for read in (archive.read_outputs, archive.output_digests):
-                try:
-                    read(tmp_path, saved)
-                except ArgumentError as error:
-                    kinds.add(type(error.__context__).__name__)
-                    texts.append(str(error))
+    for place, bits in itertools.product(range(len(whole)), (1, 0x40)):
+        (tmp_path / saved).write_bytes(whole[:place] + bytes([whole[place] ^ bits]) + whole[place + 1 :])
+        for read in (archive.read_outputs, archive.output_digests):
+            try:
+                read(tmp_path, saved)
+            except ArgumentError as error:
+                assert saved in str(error)
+                kinds.add(type(error.__context__).__name__)
+                texts.append(str(error))
     assert {"NotImplementedError", "ValueError", "BadZipFile"} <= kinds
     assert any("is encrypted" in text for text in texts)
 
 
 def test_a_file_whose_values_were_exchanged_has_not_its_digest(tmp_path):
-    saved = archive.write_outputs(tmp_path, "onednn", PROBLEM, {"y": np.ones(8, np.float32)})
+    saved = written(tmp_path, {"y": np.ones(8, np.float32)})
     with np.load(tmp_path / saved) as members:
         header = members["header"]
     np.savez(tmp_path / saved, header=header, y=np.zeros((4, 8), np.uint8))
@@ -130,7 +142,7 @@ def test_a_file_whose_values_were_exchanged_has_not_its_digest(tmp_path):
 
 def test_only_floating_point_outputs_are_taken(tmp_path):
     with pytest.raises(ArgumentError, match="int32"):
-        archive.write_outputs(tmp_path, "onednn", PROBLEM, {"y": np.zeros(3, np.int32)})
+        written(tmp_path, {"y": np.zeros(3, np.int32)})
     assert not list(tmp_path.rglob("*.npz"))
 
 
@@ -158,45 +170,35 @@ def test_results_of_other_versions_are_read():
 
 
 def test_a_journal_gives_back_what_was_finished(tmp_path):
-    with archive.Journal(tmp_path / "run") as journal:
+    with archive.Journal(tmp_path) as journal:
         journal.begin([INFO])
         journal.append(result())
         stream = journal._stream
         journal._stream = types.SimpleNamespace(write=lambda data: stream.write(data[:100]), close=stream.close)
-        journal.append(result(LINE + ",seed=1"))
+        journal.append(result(OTHER))
         assert len(journal.finished()) == 2
-    with archive.Journal(tmp_path / "run", resume=True) as journal:
-        journal.begin([INFO])
-        finished = journal.finished()
-        assert list(finished) == [("onednn", LINE), ("onednn", LINE + ",seed=1")]
-        assert repr(dataclasses.asdict(finished["onednn", LINE])) == repr(dataclasses.asdict(result()))
-    document = archive.read_run(tmp_path / "run")
-    assert not document["complete"]
-    assert document["backends"] == [INFO]
-    assert [c.case for c in document["cases"]] == [LINE, LINE + ",seed=1"]
+    found = finished(tmp_path, infos=[INFO])
+    assert list(found) == [("onednn", LINE), ("onednn", OTHER)]
+    assert repr(dataclasses.asdict(found["onednn", LINE])) == repr(dataclasses.asdict(result()))
+    document = archive.read_run(tmp_path)
+    assert (document["complete"], document["backends"]) == (False, [INFO])
+    assert [c.case for c in document["cases"]] == [LINE, OTHER]
     assert document["environment"]["pybnorm"] == machine()["pybnorm"]
 
 
 def test_a_truncated_last_line_is_cut_off(tmp_path):
-    with archive.Journal(tmp_path) as journal:
-        journal.begin([INFO])
-        journal.append(result())
-        journal.append(result(LINE + ",seed=1"))
+    noted(tmp_path, result(), result(OTHER))
     file = tmp_path / "journal.jsonl"
     whole = file.read_bytes()
     for lost in (1, 2, 100, len(whole.splitlines()[-1])):
         file.write_bytes(whole[:-lost])
         assert len(archive.read_run(tmp_path)["cases"]) == 1
-        with archive.Journal(tmp_path, resume=True) as journal:
-            assert list(journal.finished()) == [("onednn", LINE)]
-            journal.append(result(LINE + ",seed=2"))
+        assert list(finished(tmp_path, result(LINE + ",seed=2"))) == [("onednn", LINE)]
         assert [c.case for c in archive.read_run(tmp_path)["cases"]] == [LINE, LINE + ",seed=2"]
 
 
 def test_a_damaged_line_before_the_last_is_an_error_with_its_number(tmp_path):
-    with archive.Journal(tmp_path) as journal:
-        journal.begin([INFO])
-        journal.append(result())
+    noted(tmp_path, result())
     file = tmp_path / "journal.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
     case, start = json.loads(lines[1]), json.loads(lines[0])
@@ -217,7 +219,7 @@ def test_a_damaged_line_before_the_last_is_an_error_with_its_number(tmp_path):
 
 KILLED = """
 import sys
-sys.path.insert(0, {here!r})
+sys.path[:] = {path!r}
 from test_check_archive import INFO, LINE, archive, result
 journal = archive.Journal({folder!r})
 journal.begin([INFO])
@@ -229,30 +231,25 @@ for seed in range(10**9):
 
 @pytest.mark.slow
 def test_cases_noted_before_a_kill_are_there_after_it(tmp_path):
-    code = KILLED.format(here=os.path.dirname(__file__), folder=str(tmp_path))
+    code = KILLED.format(path=sys.path, folder=str(tmp_path))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
         time.sleep(0.3)
         process.send_signal(signal.SIGKILL)
-        noted = [*map(int, process.stdout.read().split())]
-    with archive.Journal(tmp_path, resume=True) as journal:
-        finished = journal.finished()
-    assert len(noted) > 5
-    assert set(range(noted[-1] + 1)) <= {int(case.rpartition("=")[2]) for _, case in finished}
+        told = [*map(int, process.stdout.read().split())]
+    assert len(told) > 5
+    assert set(range(told[-1] + 1)) <= {int(case.rpartition("=")[2]) for _, case in finished(tmp_path)}
 
 
-def outputs(problem=PROBLEM):
+def outputs():
     """Of the shapes that the problem's own have."""
     statistics = ("running_mean", "running_variance", "saved_mean", "saved_inv_variance")
     rng = np.random.default_rng(5)
-    made = {name: rng.standard_normal(problem.parameter_dims).astype(np.float32) for name in statistics}
-    return {"y": rng.standard_normal(problem.dims).astype(numpy_dtype(problem.dtype))} | made
+    made = {name: rng.standard_normal(PROBLEM.parameter_dims).astype(np.float32) for name in statistics}
+    return {"y": rng.standard_normal(PROBLEM.dims).astype(numpy_dtype(PROBLEM.dtype))} | made
 
 
-OTHER = LINE + ",seed=1"
-
-
-@pytest.mark.parametrize(
+@table(
     "damage",
     [
         lambda whole, other: None,
@@ -260,43 +257,31 @@ OTHER = LINE + ",seed=1"
         lambda whole, other: whole[:-900] + bytes(16) + whole[-884:],
         lambda whole, other: other,
     ],
-    ids=["gone", "empty", "20 bytes", "100 bytes", "700 bytes", "all but one", "a hole", "another case's"],
 )
 def test_a_case_whose_outputs_are_not_whole_is_not_finished_and_is_written_anew(tmp_path, damage):
-    saved = archive.write_outputs(tmp_path, "onednn", PROBLEM, outputs())
-    other = archive.write_outputs(tmp_path, "onednn", Problem.parse(OTHER), outputs())
-    with archive.Journal(tmp_path) as journal:
-        journal.begin([INFO])
-        journal.append(result(saved=saved))
-        journal.append(result(OTHER, saved=other))
-    with archive.Journal(tmp_path, resume=True) as journal:
-        assert len(journal.finished()) == 2
+    saved, other = written(tmp_path, outputs()), written(tmp_path, outputs(), OTHER)
+    noted(tmp_path, result(saved=saved), result(OTHER, saved=other))
+    assert len(finished(tmp_path)) == 2
     content = damage((tmp_path / saved).read_bytes(), (tmp_path / other).read_bytes())
     (tmp_path / saved).unlink() if content is None else (tmp_path / saved).write_bytes(content)
-    with archive.Journal(tmp_path, resume=True) as journal:
-        assert list(journal.finished()) == [("onednn", OTHER)]
-        assert archive.write_outputs(tmp_path, "onednn", PROBLEM, outputs()) == saved
-    with archive.Journal(tmp_path, resume=True) as journal:
-        assert len(journal.finished()) == 2
+    assert list(finished(tmp_path)) == [("onednn", OTHER)]
+    assert written(tmp_path, outputs()) == saved
+    assert len(finished(tmp_path)) == 2
 
 
 def test_a_journal_that_names_other_files_has_none_of_them_removed(tmp_path):
     mine = tmp_path / "thesis"
     mine.write_text("of years")
     folder = tmp_path / "run"
-    with archive.Journal(folder) as journal:
-        journal.begin([INFO])
-        for number, saved in enumerate(("../thesis", str(mine), "journal.jsonl", "outputs/../../thesis")):
-            journal.append(result(f"{LINE},seed={number + 1}", saved=saved))
-    with archive.Journal(folder, resume=True) as journal:
-        assert not journal.finished()
+    names = ("../thesis", str(mine), "journal.jsonl", "outputs/../../thesis")
+    noted(folder, *(result(f"{LINE},seed={number}", saved=saved) for number, saved in enumerate(names, 1)))
+    assert not finished(folder)
     assert mine.read_text() == "of years"
     with pytest.raises(ArgumentError, match="a run has no such file"):
         archive.read_outputs(folder, "../thesis")
 
 
-@pytest.mark.parametrize("name", ["journal.jsonl", "run.json", "outputs", "a link"])
-@pytest.mark.parametrize("resume", [False, True])
+@table(("name", "resume"), itertools.product(["journal.jsonl", "run.json", "outputs", "a link"], [False, True]))
 def test_a_folder_with_files_of_somebody_else_is_left_as_it_is(tmp_path, name, resume):
     """A journal without a newline was cut to nothing, and a run.json without a journal replaced."""
     folder, thesis = tmp_path / "run", tmp_path / "thesis"
@@ -315,17 +300,17 @@ def test_a_folder_with_files_of_somebody_else_is_left_as_it_is(tmp_path, name, r
 
 
 def test_outputs_do_not_replace_a_file_of_somebody_else(tmp_path):
-    saved = archive.write_outputs(tmp_path, "onednn", PROBLEM, outputs())
+    saved = written(tmp_path, outputs())
     for content in (b"notes", b"PK\x03\x04 of another archive"):
         (tmp_path / saved).write_bytes(content)
         with pytest.raises(ArgumentError, match="outputs that pybnorm saved"):
-            archive.write_outputs(tmp_path, "onednn", PROBLEM, outputs())
+            written(tmp_path, outputs())
         assert (tmp_path / saved).read_bytes() == content
     assert len(list((tmp_path / "outputs").iterdir())) == 1
 
 
 def test_what_would_unpack_without_end_is_refused(tmp_path):
-    saved = archive.write_outputs(tmp_path, "onednn", PROBLEM, {"y": np.ones(3, np.float32)})
+    saved = written(tmp_path, {"y": np.ones(3, np.float32)})
     with np.load(tmp_path / saved) as members:
         header, y = members["header"], members["y"]
     for change in (
@@ -337,59 +322,45 @@ def test_what_would_unpack_without_end_is_refused(tmp_path):
             archive.read_outputs(tmp_path, saved)
 
 
-@pytest.mark.parametrize("status", list(Status), ids=lambda s: s.value)
+@table("status", Status)
 def test_what_was_the_machines_at_that_time_is_run_again(tmp_path, status):
     good = CaseResult("onednn", LINE, Status.PASS)
-    with archive.Journal(tmp_path) as journal:
-        journal.begin([INFO])
-        journal.append(good)
-        journal.append(CaseResult("onednn", LINE, status))
+    noted(tmp_path, good, CaseResult("onednn", LINE, status))
     again = status in (Status.RESOURCE, Status.TIMEOUT, Status.ERROR)
-    with archive.Journal(tmp_path, resume=True) as journal:
-        assert [r.status for r in journal.finished().values()] == ([] if again else [status])
-        journal.append(good)
-    with archive.Journal(tmp_path, resume=True) as journal:
-        assert [r.status for r in journal.finished().values()] == [Status.PASS]
+    assert [r.status for r in finished(tmp_path, good).values()] == ([] if again else [status])
+    assert [r.status for r in finished(tmp_path).values()] == [Status.PASS]
     assert [c.status for c in archive.read_run(tmp_path)["cases"]] == [Status.PASS]
 
 
 def test_a_run_is_not_mixed_into_another_one_by_mistake(tmp_path):
-    with archive.Journal(tmp_path) as journal:
-        journal.begin([INFO])
+    noted(tmp_path)
     with pytest.raises(ArgumentError, match="--resume to go on"):
         archive.Journal(tmp_path)
     with archive.Journal(tmp_path, resume=True), pytest.raises(ArgumentError, match="no other run"):
         archive.Journal(tmp_path, resume=True)
 
 
-@pytest.mark.parametrize("change", [{"version": (3, 9, 0)}, {"path": "/other"}, {"device": "another CPU"}])
+@table("change", [{"version": (3, 9, 0)}, {"path": "/other"}, {"device": "another CPU"}])
 def test_a_journal_of_another_library_is_refused(tmp_path, change):
-    with archive.Journal(tmp_path) as journal:
-        journal.begin([INFO])
-    with archive.Journal(tmp_path, resume=True) as journal:
-        other = BackendInfo(**(vars(INFO) | change))
-        for infos in ([other], [INFO, other]):
-            with pytest.raises(ArgumentError, match=r"the onednn that ran its finished cases: 3\.8\.1, /lib/lib"):
-                journal.begin(infos)
-        journal.begin([INFO, BackendInfo("cudnn", problem="absent")])  # one more that did not run then
+    noted(tmp_path)
+    other = BackendInfo(**(vars(INFO) | change))
+    for infos in ([other], [INFO, other]):
+        with pytest.raises(ArgumentError, match=r"the onednn that ran its finished cases: 3\.8\.1, /lib/lib"):
+            finished(tmp_path, infos=infos)
+    finished(tmp_path, infos=[INFO, BackendInfo("cudnn", problem="absent")])  # one more that did not run then
 
 
 def test_a_journal_of_another_environment_is_refused(tmp_path, monkeypatch):
-    with archive.Journal(tmp_path) as journal:
-        journal.begin([INFO])
+    noted(tmp_path)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
-    with (
-        archive.Journal(tmp_path, resume=True) as journal,
-        pytest.raises(ArgumentError, match="ONEDNN_MAX_CPU_ISA=SSE"),
-    ):
-        journal.begin([INFO])
+    with pytest.raises(ArgumentError, match="ONEDNN_MAX_CPU_ISA=SSE"):
+        finished(tmp_path, infos=[INFO])
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
     monkeypatch.setenv("PYBNORM_REQUIRE", "onednn")  # changes no result
-    with archive.Journal(tmp_path, resume=True) as journal:
-        journal.begin([INFO])
+    finished(tmp_path, infos=[INFO])
     monkeypatch.setattr(environment, "machine", lambda: {"pybnorm": "0", "variables": {}})
-    with archive.Journal(tmp_path, resume=True) as journal, pytest.raises(ArgumentError, match="the pybnorm that ran"):
-        journal.begin([INFO])
+    with pytest.raises(ArgumentError, match="the pybnorm that ran"):
+        finished(tmp_path, infos=[INFO])
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
@@ -414,30 +385,25 @@ def test_a_run_is_read_from_its_folder_and_from_its_file(tmp_path):
         assert [repr(dataclasses.asdict(case)) for case in back["cases"]] == [repr(dataclasses.asdict(result()))]
 
 
-@pytest.mark.parametrize(
+def run_with(**change):
+    return json.dumps({"schema": SCHEMA, "environment": {}, "backends": [], "cases": []} | change)
+
+
+@table(
     "text",
     [
         *("", "[]", "{}", '{"schema": "pybnorm.check/99", "cases": []}', "{1", "[" * 100_000),
-        *(
-            json.dumps({"schema": SCHEMA, "environment": {}, "backends": [], "cases": []} | change)
-            for change in (
-                {"environment": 1},
-                {"environment": {"variables": []}},
-                {"environment": {"drivers": []}},
-                {"cases": [{"backend": "onednn", "case": 1, "status": "PASS"}]},
-                {"backends": [{"backend": "onednn", "version": "three"}]},
-                {"backends": [{"backend": "onednn", "problem": None}]},
-            )
-        ),
+        *(run_with(environment=value) for value in (1, {"variables": []}, {"drivers": []})),
+        *(run_with(cases=[case]) for case in ({}, 1, [], {"backend": "onednn", "case": LINE})),
+        *(run_with(cases=[{"backend": "onednn", "case": c, "status": s}]) for c, s in ((1, "PASS"), (LINE, "GOOD"))),
+        *(run_with(backends=[{"backend": "onednn"} | info]) for info in ({"version": "three"}, {"problem": None})),
     ],
-    ids=range(12),
 )
 def test_what_is_no_run_is_named(tmp_path, text):
     file = tmp_path / "x.json"
     file.write_text(text)
     with pytest.raises(ArgumentError, match=r"RUN: got .*x\.json"):
         archive.read_run(file)
-    with pytest.raises(ArgumentError, match="RUN"):
-        archive.read_run(tmp_path)  # a folder with neither run.json nor journal
-    with pytest.raises(ArgumentError, match="RUN"):
-        archive.read_run(tmp_path / "absent")
+    for path in (tmp_path, tmp_path / "absent"):  # a folder with neither run.json nor journal
+        with pytest.raises(ArgumentError, match="RUN"):
+            archive.read_run(path)
