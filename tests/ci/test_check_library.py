@@ -10,6 +10,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from tables import table
 
 import pybnorm
 from pybnorm.check.language.lines import packaged_suites
@@ -40,8 +41,7 @@ def service(tmp_path, load_library):
     for name, words in (("pybnorm", "-m pybnorm"), ("python3", "")):
         (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
         (programs / name).chmod(0o755)
-    dropped = ("PYBNORM_REQUIRE", "GITHUB_", "FORCE_COLOR")
-    own = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("PYBNORM_REQUIRE", "GITHUB_", "FORCE_COLOR"))}
     files = {n: tmp_path / n.lower() for n in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT")}
     for file in files.values():
         file.write_text("")
@@ -56,16 +56,9 @@ def service(tmp_path, load_library):
     }
 
 
-def ran(service, *command, **variables):
-    return subprocess.run(
-        command, env=service | variables, capture_output=True, text=True, timeout=300, check=False, cwd="/"
-    )
-
-
-def steps():
-    """The commands of the action, as the runner would run them."""
-    blocks = re.findall(r"^      run: \|\n((?:        .*\n|\n)+)", ACTION, re.MULTILINE)
-    return [textwrap.dedent(block) for block in blocks]
+def ran(service, *command, folder="/", **variables):
+    own = service | variables
+    return subprocess.run(command, env=own, capture_output=True, text=True, timeout=300, check=False, cwd=folder)
 
 
 @pytest.mark.slow
@@ -81,9 +74,10 @@ def test_the_documented_recipe_is_green_and_known_defects_are_notices(service, t
     suite = tmp_path / "own.txt"
     suite.write_text(f"{CASE}\n{DEFECT}\n")
     inputs = {name.replace("-", "_").upper(): value for name, value in given.items()}
-    inputs |= {"BACKEND": "onednn", "LIBRARY": "", "BASELINE": "", "OPTIONS": "--jobs 1", "SUITE": str(suite)}
-    _, check = steps()
-    done = ran(service, "bash", "-eo", "pipefail", "-c", check, **inputs)
+    inputs |= {"BACKEND": "onednn", "LIBRARY": "", "BASELINE": "", "OPTIONS": "--executor process", "SUITE": str(suite)}
+    *_, check = re.findall(r"^      run: \|\n((?:        .*\n|\n)+)", ACTION, re.MULTILINE)
+    step = ("bash", "-eo", "pipefail", "-c", textwrap.dedent(check))
+    done = ran(service, *step, **inputs)
     assert done.returncode == 0, done.stdout + done.stderr
     reports = tmp_path / "pybnorm-check"
     assert Path(service["GITHUB_OUTPUT"]).read_text().split() == ["exit-status=0", f"reports={reports}"]
@@ -96,7 +90,7 @@ def test_the_documented_recipe_is_green_and_known_defects_are_notices(service, t
     assert junit.find(".//failure") is junit.find(".//error") is None
     assert "<!DOCTYPE html>" in (reports / "report.html").read_text()
     inputs["BASELINE"] = str(reports / "run")
-    again = ran(service, "bash", "-eo", "pipefail", "-c", check, **inputs, GITHUB_ACTION="again")
+    again = ran(service, *step, **inputs, GITHUB_ACTION="again")
     assert again.returncode == 0, again.stdout + again.stderr
     summary = Path(service["GITHUB_STEP_SUMMARY"]).read_text()
     assert ("**known defects, allowed**" in summary) == bool(defect["allowed"])
@@ -119,14 +113,11 @@ def test_the_job_of_gitlab_calls_the_same(service, tmp_path):
     given = {"BACKEND": "onednn", "SUITE": "smoke own.txt", "LIBRARY": "a file", "BASELINE": "before/run"}
     for more, words in (
         ({}, ["--out", "reports", "--suite", "smoke", "--"]),
-        (given | {"ALLOW_KNOWN": "true", "OPTIONS": "--jobs 1"},
+        (given | {"ALLOW_KNOWN": "true", "OPTIONS": "--executor process"},
          ["--out", "reports", "--backend", "onednn", "--library", "a file", "--baseline", "before/run",
-          "--suite", "smoke", "--suite", "own.txt", "--allow-known", "--", "--jobs", "1"]),
+          "--suite", "smoke", "--suite", "own.txt", "--allow-known", "--", "--executor", "process"]),
     ):  # fmt: skip
-        done = subprocess.run(
-            ["bash", "-eo", "pipefail", "-c", textwrap.dedent(block)], env=own | more, capture_output=True, text=True,
-            timeout=60, check=False, cwd=tmp_path,
-        )  # fmt: skip
+        done = ran(own | more, "bash", "-eo", "pipefail", "-c", textwrap.dedent(block), folder=tmp_path)
         assert (done.returncode, done.stdout.splitlines()) == (7, words), done.stderr
 
 
@@ -139,14 +130,14 @@ def test_the_inputs_that_the_action_reads_are_declared():
 def test_what_is_wrong_is_an_annotation_and_the_exit_status(service, tmp_path):
     (tmp_path / "wrong.py").write_text(WRONG)
     out = tmp_path / "out"
-    words = ("--implementation", f"{tmp_path}/wrong.py:Kernel", "--case", CASE)
+    words = ("--executor", "process", "--implementation", f"{tmp_path}/wrong.py:Kernel", "--case", CASE)
     done = ran(service, "bash", SCRIPT, "--out", out, "--", *words)
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(r"^::error title=.*FAIL::infer,spatial", done.stdout, re.MULTILINE)
     assert "- **FAIL**: " in Path(service["GITHUB_STEP_SUMMARY"]).read_text()
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "said"),
     [
         ((), "--out is needed"),
@@ -155,16 +146,10 @@ def test_what_is_wrong_is_an_annotation_and_the_exit_status(service, tmp_path):
         (("--out", "here", "--library", "/nowhere", "--backend", "onednn"), "the name of a file"),
         (("--out", "here", "--baseline", "/nowhere"), "--baseline /nowhere is not there"),
         (("--aut", "here"), "what is --aut?"),
+        (("--out", "of an earlier run"), "there is a run in"),
     ],
 )
-def test_what_is_missing_is_named(service, arguments, said):
-    done = ran(service, "bash", SCRIPT, *arguments)
-    assert done.returncode == 2
-    assert said in done.stderr
-
-
-def test_an_earlier_run_is_not_written_over(service, tmp_path):
-    (tmp_path / "out/run").mkdir(parents=True)
-    done = ran(service, "bash", SCRIPT, "--out", tmp_path / "out")
-    assert done.returncode == 2
-    assert "there is a run in" in done.stderr
+def test_what_is_missing_is_named_and_an_earlier_run_is_not_written_over(service, tmp_path, arguments, said):
+    (tmp_path / "of an earlier run/run").mkdir(parents=True)
+    done = ran(service, "bash", SCRIPT, *arguments, folder=tmp_path)
+    assert (done.returncode, said in done.stderr) == (2, True), done.stderr

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tables import table
 
 ROOT = Path(__file__).parents[2]
 # Logs what it is asked. Runs 3 and 2 ended; the older one has kept what is asked for. One issue is open.
@@ -58,65 +59,54 @@ def ran(service, script, *arguments):
     return done, Path(service["CALLS"]).read_text()
 
 
-@pytest.mark.parametrize(("kept", "asked"), [("3", ["3"]), ("2", ["3", "2"])])
+@table(("kept", "asked"), [("3", "3"), ("2", "32"), ("none", "32")])
 def test_the_newest_run_that_kept_the_artifact_is_the_baseline(service, tmp_path, kept, asked):
-    done, calls = ran(service | {"KEPT": kept}, "last-run.sh", "onednn-newest", str(tmp_path / "last"))
-    assert done.stdout == f"baseline={tmp_path}/last/run\n"
-    assert re.findall(r"run download (\d) .*--name onednn-newest ", calls) == asked
-
-
-def test_without_a_run_there_is_nothing_to_compare_with(service, tmp_path):
-    done, _ = ran(service, "last-run.sh", "onednn-newest", str(tmp_path / "last"))
-    assert done.stdout == "baseline=\n"
-    assert "nothing to compare with" in done.stderr
+    calls = str(tmp_path / "calls")
+    done, told = ran(service | {"KEPT": kept, "CALLS": calls}, "last-run.sh", "onednn-newest", str(tmp_path / "last"))
+    assert done.stdout == f"baseline={'' if kept == 'none' else tmp_path / 'last/run'}\n"
+    assert "".join(re.findall(r"run download (\d) .*--name onednn-newest ", told)) == asked
+    assert ("nothing to compare with" in done.stderr) == (kept == "none")
 
 
 def test_a_difference_is_an_issue_and_told_there_again(service, tmp_path):
+    body, calls = Path(service["CALLS"] + ".body"), Path(service["CALLS"])
+    ran(service, "difference-issue.sh", "cudnn-newest", str(tmp_path))
+    assert "It left no report" in body.read_text()
     reports = tmp_path / "pybnorm-check"
     reports.mkdir()
     (reports / "summary.md").write_text("## 3 of 214 are wrong\n" + "a line of a report\n" * 5000)
     title = "onednn-newest: wrong, or not as in its last run"
-    _, calls = ran(service, "difference-issue.sh", "onednn-newest", str(tmp_path))
-    assert f"issue create --repo owner/name --title {title} --body-file" in calls
-    body = Path(service["CALLS"] + ".body").read_text()
-    assert body.startswith("Run: https://service/owner/name/actions/runs/9\n\n## 3 of 214 are wrong")
-    assert 50_000 < len(body) <= 65_536
-    Path(service["CALLS"]).write_text("")
-    _, calls = ran(service | {"OPEN": title}, "difference-issue.sh", "onednn-newest", str(tmp_path))
-    assert "issue comment 7 --repo owner/name" in calls
-    assert "issue create" not in calls
-
-
-def test_a_step_that_left_no_report_is_an_issue_too(service, tmp_path):
-    ran(service, "difference-issue.sh", "cudnn-newest", str(tmp_path))
-    assert "It left no report" in Path(service["CALLS"] + ".body").read_text()
+    new = f"issue create --repo owner/name --title {title} --body-file"
+    for open_issue, asked in (("", new), (title, "issue comment 7 --repo owner/name")):
+        calls.write_text("")
+        _, told = ran(service | {"OPEN": open_issue}, "difference-issue.sh", "onednn-newest", str(tmp_path))
+        assert asked in told
+        assert ("issue create" in told) == (not open_issue)
+        text = body.read_text()
+        assert text.startswith("Run: https://service/owner/name/actions/runs/9\n\n## 3 of 214 are wrong")
+        assert 50_000 < len(text) <= 65_536
 
 
 FILES = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 
-def test_workflows_are_those_that_are_documented():
-    assert {f.stem for f in FILES} == {"check", "cpu", "cuda", "rocm", "miopen-on-cpu", "release", "vendors"}
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
+@table("file", FILES)
 def test_a_workflow_runs_scripts_that_there_are_and_hides_no_status(file):
     text = file.read_text()
     scripts = re.findall(r"bash (ci/[\w-]+\.sh)", text)
     assert scripts or "uses: ./.pybnorm" in text
     assert [script for script in scripts if not (ROOT / script).is_file()] == []
-    assert "continue-on-error" not in text
-    assert "||" not in text
+    assert not any(word in text for word in ("continue-on-error", "||"))
     assert re.findall(r"uses: (?!\./)(?!\S+@[0-9a-f]{40} # v[\d.]+$).*", text, re.MULTILINE) == []
+    assert file.stem in {"check", "cpu", "cuda", "rocm", "miopen-on-cpu", "release", "vendors"}
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if "uses: ./\n" in f.read_text()], ids=lambda f: f.stem)
+@table("file", [f for f in FILES if "uses: ./\n" in f.read_text()])
 def test_what_a_workflow_gives_the_action_it_takes(file):
     declared = set(re.findall(r"^  ([a-z-]+):\n    description:", (ROOT / "action.yml").read_text(), re.MULTILINE))
     steps = re.findall(r"uses: \./\n        with:\n((?:          .*\n)+)", file.read_text())
     assert steps
-    for step in steps:
-        assert set(re.findall(r"^          ([a-z-]+):", step, re.MULTILINE)) <= declared
+    assert set(re.findall(r"^          ([a-z-]+):", "".join(steps), re.MULTILINE)) <= declared
 
 
 def test_the_workflow_that_others_call_is_the_action_as_a_job():
@@ -141,43 +131,30 @@ def test_the_workflow_that_others_call_is_the_action_as_a_job():
     assert called["permissions"] == {"contents": "read"}
 
 
-@pytest.mark.parametrize(
-    "page", [".github/workflows/cpu.yml", "docs/ci.md"], ids=["the project's own", "the documented one"]
-)
+@table("page", [".github/workflows/cpu.yml", "docs/ci.md"])
 def test_a_call_of_the_workflow_gives_what_it_takes(page):
     yaml = pytest.importorskip("yaml")
     texts = re.findall(r"```yaml\n(jobs:\n.*?)```", (ROOT / page).read_text(), re.DOTALL)
     jobs = [j for text in texts or [(ROOT / page).read_text()] for j in yaml.safe_load(text)["jobs"].values()]
-    calls = [job for job in jobs if "/workflows/check.yml" in job.get("uses", "")]
+    (call,) = [job for job in jobs if "/workflows/check.yml" in job.get("uses", "")]
     called = yaml.safe_load((ROOT / ".github/workflows/check.yml").read_text())
-    (call,) = calls
     assert call["with"].keys() <= called[True]["workflow_call"]["inputs"].keys()
     assert json.loads(call["with"].get("runs-on", "[]")) in ([], ["self-hosted", "cuda"])
-
-
-def steps(text):
-    """Each `run:` of a workflow or action, and the names of its environment."""
-    yaml = pytest.importorskip("yaml")
-    read = yaml.safe_load(text)
-    for job in read.get("jobs", {"action": read.get("runs")}).values():
-        for step in job.get("steps", ()):
-            if "run" in step:
-                yield step["run"], {name for of in (read, job, step) for name in of.get("env", ())}
 
 
 SERVICE = {"CONDA", "GITHUB_ACTION", "GITHUB_ACTION_PATH", "GITHUB_OUTPUT", "GITHUB_REF_NAME", "PATH", "RUNNER_TEMP"}
 
 
-@pytest.mark.parametrize("file", [*FILES, ROOT / "action.yml"], ids=lambda f: f.stem)
+@table("file", [*FILES, ROOT / "action.yml"])
 def test_each_script_of_a_workflow_is_bash_and_has_its_variables(file):
-    found = list(steps(file.read_text()))
-    assert found or file.stem == "check"
-    for script, names in found:
-        plain = re.sub(r"\$\{\{.*?\}\}", "value", script)
-        done = subprocess.run(["bash", "-n"], input=plain, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{script}\n{done.stderr}"
-        used = set(re.findall(r"\$\{?#?([A-Z][A-Z_]+)", plain))
-        assert used <= names | SERVICE, script
+    read = pytest.importorskip("yaml").safe_load(file.read_text())
+    for job in read.get("jobs", {"action": read.get("runs")}).values():
+        for step in (step for step in job.get("steps", ()) if "run" in step):
+            plain = re.sub(r"\$\{\{.*?\}\}", "value", step["run"])
+            done = subprocess.run(["bash", "-n"], input=plain, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{plain}\n{done.stderr}"
+            names = {name for of in (read, job, step) for name in of.get("env", ())}
+            assert set(re.findall(r"\$\{?#?([A-Z][A-Z_]+)", plain)) <= names | SERVICE, plain
 
 
 # ---------------------------------------------------------------- the quick run
@@ -267,7 +244,7 @@ def test_the_quick_run_comes_into_every_file():
     assert left_out == ["test_forks.py", "test_source_distribution.py", "test_fourth_backend.py"]
 
 
-@pytest.mark.parametrize(
+@table(
     ("files", "changes", "status", "said"),
     [
         ((), "## 0.2.0 (2027-01-01)\n\n- New.\n\n## 0.1.0\n\n- Old.\n", 0, "\n- New."),
