@@ -26,6 +26,26 @@ def interruptible():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+class Watched(Kernels):
+    """Calls `before` and `after` with the tensors and options of each call, by name."""
+
+    def __init__(self, before=lambda call: None, after=lambda call: None):
+        super().__init__()
+        self.before, self.after = before, after
+
+    def forward_training(self, x, scale, bias, y, **options):
+        self._around(super().forward_training, {"x": x, "scale": scale, "bias": bias, "y": y}, options)
+
+    def backward(self, x, dy, scale, dx, dscale, dbias, **options):
+        tensors = {"x": x, "dy": dy, "scale": scale, "dx": dx, "dscale": dscale, "dbias": dbias}
+        self._around(super().backward, tensors, options)
+
+    def _around(self, method, tensors, options):
+        self.before(tensors | options)
+        method(*tensors.values(), **options)
+        self.after(tensors | options)
+
+
 class _Dying(Kernels):
     """Dies as libraries do, on tensors of four axes."""
 

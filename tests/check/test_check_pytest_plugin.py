@@ -73,7 +73,7 @@ def run(project, load_library):
     def start(*arguments, opener=None, conftest=""):
         opened = f"import pybnorm.pytest_plugin, openers\npybnorm.pytest_plugin.open_session = openers.{opener}\n"
         project.makeconftest((opened if opener else "") + conftest)
-        return project.runpytest_subprocess(*loaded(), *arguments)
+        return project.runpytest_subprocess(*loaded(), *arguments, timeout=200)
 
     return start
 
@@ -399,7 +399,7 @@ def test_the_first_failure_ends_what_runs_ahead(run, pytester):
         "        time.sleep(0.01)\n"
         "    raise OSError"
     )
-    arguments = ("-x", *ONEDNN, "--pybnorm-jobs", "2", "pybnorm::", *cases(CASE_3D, CASE))
+    arguments = ("-x", "--pybnorm-timeout", "900", *ONEDNN, "--pybnorm-jobs", "2", "pybnorm::", *cases(CASE_3D, CASE))
     run(*arguments, opener="open_hanging", conftest=text).assert_outcomes(passed=1, errors=1)
     assert len(processes(pytester)) == 2
     assert not any(map(alive, processes(pytester)))

@@ -1,5 +1,6 @@
 """Running a case: statuses of what goes wrong, repeated calls, processes that die."""
 
+import itertools
 import json
 import math
 import os
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from simulated import (
     Kernels,
+    Watched,
     alive,
     array_of,
     open_aborting,
@@ -46,6 +48,13 @@ def vendor_error(kind, status_name="STATUS", text=""):
     return kind(backend="onednn", function="f", status=1, status_name=status_name, text=text)
 
 
+def raising(error):
+    def before(call):
+        raise error
+
+    return before
+
+
 def on(kernels):
     return Session("onednn", kernels, devices.device_for(1))
 
@@ -72,14 +81,8 @@ def on(kernels):
     ],
 )
 def test_what_an_exception_stands_for(error, status):
-    assert classify(error) == status
-
-    class Raising(Kernels):
-        def forward_training(self, *_, **__):
-            raise error
-
-    result = run_case(CASE, on(Raising()))
-    assert result.status == status
+    result = run_case(CASE, on(Watched(raising(error))))
+    assert classify(error) == result.status == status
     assert type(error).__name__ in result.message
 
 
@@ -96,21 +99,16 @@ def test_what_no_plan_offers_is_refused_and_no_error(load_library):
 def test_a_call_sees_exactly_the_generated_inputs_inside_guards():
     seen = {}
 
-    class Looking(Kernels):
-        def backward(self, x, dy, scale, dx, dscale, dbias, **options):
-            seen.update(x=x, dy=dy, scale=scale, dx=dx, dscale=dscale, dbias=dbias, **options)
-            seen["values"] = {k: array_of(v).copy() for k, v in seen.items() if hasattr(v, "pointer")}
-            super().backward(x, dy, scale, dx, dscale, dbias, **options)
+    def look(call):
+        seen.update(call, values={k: array_of(v).copy() for k, v in call.items() if hasattr(v, "pointer")})
 
     problem = Problem.parse("backward,spatial,bf16,strides=300x1x40x3,4x3x4x5,beta_param=1")
     inputs = generate(problem)
-    observed = execute(problem, inputs, on(Looking()))
+    observed = execute(problem, inputs, on(Watched(look)))
     assert observed.damage == []
     assert list(observed.outputs) == ["dx", "dscale", "dbias"]
     for name in ("x", "dy", "dx"):
-        assert seen[name].strides == problem.strides
-        assert seen[name].dims == problem.dims
-        assert seen[name].pointer % 64 == 0
+        assert (seen[name].strides, seen[name].dims, seen[name].pointer % 64) == (problem.strides, problem.dims, 0)
     names = {"scale": "scale", "saved_mean": "saved_mean", "dscale": "prior_scale", "dbias": "prior_bias", "x": "x"}
     for name, field in names.items():
         assert seen["values"][name].tobytes() == getattr(inputs, field).tobytes()
@@ -132,73 +130,59 @@ def test_unwritten_results_are_failures():
     assert verdicts["running_mean"].status == Status.FAIL
 
 
-class Wrong(Kernels):
-    """Adds `error` to one element of y in the calls, counted from 1, that `of` says."""
+def wrong(error, of=lambda call: call % 2 == 0):
+    """Kernels that add `error` to one element of y in the calls, counted from 1, that `of` says."""
+    count = itertools.count(1)
 
-    def __init__(self, error, of=lambda call: call % 2 == 0):
-        super().__init__()
-        self.error, self.of, self.calls = error, of, 0
+    def after(call):
+        if of(next(count)):
+            array_of(call["y"])[0, 0, 0, 0] += error
 
-    def forward_training(self, x, scale, bias, y, **options):
-        super().forward_training(x, scale, bias, y, **options)
-        self.calls += 1
-        if self.of(self.calls):
-            array_of(y)[0, 0, 0, 0] += self.error
+    return Watched(after=after)
 
 
 def test_repeats_are_compared_by_bit_and_a_harmless_difference_fails_only_where_the_same_bits_are_asked_for():
     line = "train,spatial,f32,nchw,8x3x4x4,fill=randn"
     assert run_case(Problem.parse(line), session()).repeat == "equal"
-    result = run_case(Problem.parse(line), on(Wrong(1e-6)))
+    result = run_case(Problem.parse(line), on(wrong(1e-6)))
     assert (result.status, result.repeat) == (Status.PASS, "y")
     bitwise = Problem.parse(f"{line},bitwise=1")
     assert run_case(bitwise, session()).status == Status.PASS
-    result = run_case(bitwise, on(Wrong(1e-6)))
+    result = run_case(bitwise, on(wrong(1e-6)))
     assert (result.status, result.message) == (Status.NONDETERMINISTIC, "other bits at another equal call: y")
     assert exit_status([result], []) == 1
-    assert run_case(bitwise, on(Wrong(0.5))).status == Status.FAIL
+    assert run_case(bitwise, on(wrong(0.5))).status == Status.FAIL
     once = run_case(Problem.parse(f"{line},repeats=1"), session())
     assert (once.status, once.repeat) == (Status.PASS, "")
 
 
-@pytest.mark.parametrize(("repeats", "call", "status"), [(2, 2, "FAIL"), (5, 6, "PASS"), (20, 7, "FAIL")])
-def test_every_repeat_is_looked_at(repeats, call, status):
-    kernels = Wrong(0.5, lambda number: number == call)
+@table(("repeats", "number", "status"), [(2, 2, "FAIL"), (5, 6, "PASS"), (20, 7, "FAIL")])
+def test_every_repeat_is_looked_at(repeats, number, status):
+    kernels = wrong(0.5, lambda call: call == number)
     result = run_case(Problem.parse(f"train,spatial,f32,nchw,8x3x4x4,repeats={repeats}"), on(kernels))
-    assert kernels.calls == repeats
     assert (result.status.value, result.repeat) == (status, "y" if status == "FAIL" else "equal")
     notes = " ".join(v.note for v in result.verdicts)
-    assert (f"in call {call} of {repeats}" in notes) == (status == "FAIL")
+    assert (f"in call {number} of {repeats}" in notes) == (status == "FAIL")
 
 
 def test_what_is_only_read_keeps_its_memory_and_what_is_written_gets_new():
     seen = []
-
-    class Looking(Kernels):
-        def forward_training(self, x, scale, bias, y, **options):
-            arrays = {"x": x, "scale": scale, "bias": bias, "y": y}
-            seen.append({name: (a.pointer, a.owner.memory) for name, a in arrays.items()})  # freed, it may come again
-            super().forward_training(x, scale, bias, y, **options)
-
-    place = on(Looking())
+    place = on(
+        Watched(lambda call: seen.append({n: (call[n].pointer, call[n].owner.memory) for n in ("x", "bias", "y")}))
+    )
     assert run_case(Problem.parse("train,spatial,f32,nchw,8x3x4x4,repeats=3"), place).status == Status.PASS
-    differ = {name for name in seen[0] if len({call[name][0] for call in seen}) == 3}
-    assert differ == {"y"}
-    assert len({call["x"][0] for call in seen}) == 1
+    assert {name: len({call[name][0] for call in seen}) for name in seen[0]} == {"x": 1, "bias": 1, "y": 3}
 
 
 def test_an_input_that_is_changed_is_made_again_for_the_next_call():
     seen = []
 
-    class Writing(Kernels):
-        def forward_training(self, x, scale, bias, y, **options):
-            seen.append(float(array_of(x)[0, 0, 0, 0]))
-            super().forward_training(x, scale, bias, y, **options)
-            array_of(x)[0, 0, 0, 0] += 1
+    def after(call):
+        seen.append(float(array_of(call["x"])[0, 0, 0, 0]))
+        array_of(call["x"])[0, 0, 0, 0] += 1
 
-    result = run_case(CASE, on(Writing()))
-    assert result.status == Status.FAIL
-    assert "changed its input x" in result.message
+    result = run_case(CASE, on(Watched(after=after)))
+    assert (result.status, "changed its input x" in result.message) == (Status.FAIL, True)
     assert seen[0] == seen[1]
 
 
@@ -222,16 +206,13 @@ def test_statistics_that_were_not_asked_for_stay_untouched(monkeypatch, options,
     problem = Problem.parse("train,spatial,f32,nchw,8x3x4x4" + options)
     assert run_case(problem, session()).status == Status.PASS
 
-    class Remembering(Kernels):
-        """Writes its statistics where the case keeps memory for them, given or not."""
+    def write(call):
+        """Where the case keeps memory for a statistic, given or not."""
+        names = [tensor.name for tensor in calls.TENSORS[problem.operation]]  # in the order of execute
+        place = uploads[names.index(what) - len(names)]
+        array_of(place._replace(pointer=place.pointer + 256, dims=(1,), strides=(1,)))[0] = 1
 
-        def forward_training(self, *arguments, **given):
-            super().forward_training(*arguments, **given)
-            names = [tensor.name for tensor in calls.TENSORS[problem.operation]]  # in the order of execute
-            place = uploads[names.index(what) - len(names)]
-            array_of(place._replace(pointer=place.pointer + 256, dims=(1,), strides=(1,)))[0] = 1
-
-    result = run_case(problem, on(Remembering()))
+    result = run_case(problem, on(Watched(after=write)))
     assert (result.status, result.message) == (Status.FAIL, f"changed what was not given to it, {what}")
 
 
@@ -291,18 +272,12 @@ def test_a_cpu_has_no_second_stream():
 
 
 def test_a_parameter_type_that_the_package_refuses_is_unsupported():
-    def refusing(kind):
-        class Refusing(Kernels):
-            def forward_training(self, *_, **__):
-                raise kind("scale", "dtype f16", "f32")
-
-        return on(Refusing())
-
     problem = Problem.parse("train,spatial,f16,nchw,8x3x4x4,params=f16")
-    result = run_case(problem, refusing(errors.ArgumentTypeError))
+    result = run_case(problem, on(Watched(raising(errors.ArgumentTypeError("scale", "dtype f16", "f32")))))
     assert result.status == Status.UNSUPPORTED
     assert "scale: got dtype f16, allowed: f32" in result.message
-    assert run_case(CASE, refusing(errors.ArgumentError)).status == Status.ERROR  # not what the case is about
+    result = run_case(CASE, on(Watched(raising(errors.ArgumentError("scale", "dtype f16", "f32")))))
+    assert result.status == Status.ERROR  # not what the case is about
 
 
 # ---------------------------------------------------------------- processes
