@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from tables import table
 
 from pybnorm.check.judging.bounds import Status, expect, tiers
 from pybnorm.check.judging.bounds.terms import terms
@@ -16,6 +17,25 @@ from pybnorm.check.run import worker
 from pybnorm.check.run.guarded import execute
 from pybnorm.check.selftest.simulated import session
 from pybnorm.cli import main
+
+
+def causes_of(line):
+    """The causes of the bounds of a case, whose terms add up to each of them."""
+    problem = Problem.parse(line)
+    expected = expect(problem, generate(problem))
+    causes = set()
+    for output in expected.outputs:
+        classes = tiers(problem, output)
+        for part in expected.parts(output, None, classes):
+            for local in {(0,) * part.reference.ndim, tuple(n - 1 for n in part.reference.shape)}:
+                index = tuple(i + s.start for i, s in zip(local, part.index, strict=True))
+                for tier, (bound, _) in zip(classes, part.classes, strict=True):
+                    found = terms(expected, output, index, tier)
+                    assert all(term.size >= 0 for term in found)
+                    assert np.isfinite(bound).all()
+                    assert sum(term.size for term in found) == pytest.approx(bound[local], rel=1e-9)
+                    causes |= {term.cause.partition(":")[0] for term in found}
+    return causes
 
 
 @pytest.mark.parametrize("fill", ["fill=randn,kappa=3", "fill=exact"])
@@ -32,18 +52,7 @@ from pybnorm.cli import main
     ],
 )
 def test_the_terms_of_a_bound_add_up_to_it(line, fill):
-    problem = Problem.parse(f"{line},{fill}")
-    expected = expect(problem, generate(problem))
-    for output in expected.outputs:
-        classes = tiers(problem, output)
-        for part in expected.parts(output, None, classes):
-            for local in {(0,) * part.reference.ndim, tuple(n - 1 for n in part.reference.shape)}:
-                index = tuple(i + s.start for i, s in zip(local, part.index, strict=True))
-                for tier, (bound, _) in zip(classes, part.classes, strict=True):
-                    found = terms(expected, output, index, tier)
-                    assert all(term.size >= 0 for term in found)
-                    assert sum(term.size for term in found) == pytest.approx(bound[local], rel=1e-12)
-    assert np.isfinite(bound).all()
+    causes_of(f"{line},{fill}")
 
 
 @pytest.mark.parametrize(
@@ -57,17 +66,7 @@ def test_the_terms_of_a_bound_add_up_to_it(line, fill):
     ],
 )
 def test_a_bound_of_other_formulas_is_told_by_its_causes(line):
-    problem = Problem.parse(line)
-    expected = expect(problem, generate(problem))
-    causes = set()
-    for output in expected.outputs:
-        (tier, *_) = tiers(problem, output)
-        (part, *_) = expected.parts(output, None, (tier,))
-        index = tuple(s.start for s in part.index)
-        found = terms(expected, output, index, tier)
-        assert all(term.size >= 0 for term in found)
-        assert sum(t.size for t in found) == pytest.approx(part.classes[0][0][(0,) * len(index)], rel=1e-9)
-        causes |= {term.cause.partition(":")[0] for term in found}
+    causes = causes_of(line)
     assert len(causes) >= 3
     assert {"the result, stored", "parameters and vectors, stored"} & causes
 
@@ -109,18 +108,11 @@ def test_an_excuse_is_shown_with_its_reason():
     assert explanation.scatter < 3
 
 
-@pytest.fixture
-def in_this_process(monkeypatch):
-    """Workers that call simulated kernels without a process."""
+def test_the_command(monkeypatch):
+    """Over workers that call simulated kernels without a process."""
     monkeypatch.setattr(worker.Worker, "describe", lambda self: BackendInfo(self.backend, path="here"))
-    monkeypatch.setattr(
-        worker.Worker,
-        "call",
-        lambda self, function, opener, *arguments, timeout: function(lambda name: session(), *arguments),
-    )
-
-
-def test_the_command(in_this_process):
+    call = lambda self, function, opener, *rest, timeout: function(lambda name: session(), *rest)  # noqa: E731
+    monkeypatch.setattr(worker.Worker, "call", call)
     line = "backward,spatial,bf16,nchw,2x3x5x5"
     done = CliRunner().invoke(main, ["check", "--backend", "onednn", "--explain", line])
     assert done.exit_code == 0, done.output
@@ -136,7 +128,7 @@ def test_the_command(in_this_process):
     assert all(set(term) == {"cause", "size"} for term in terms_)
 
 
-@pytest.mark.parametrize(
+@table(
     ("case", "told"),
     [
         ("train/infer,spatial,f32,nchw,2x3x4x4", "one case; these are 2: train,spatial,f32,nchw,2x3x4x4 and infer,"),
@@ -146,14 +138,13 @@ def test_the_command(in_this_process):
         ("train,spatial,f32,nchv,2x3x4x4", "--explain train,spatial,f32,nchv,2x3x4x4: layout: got nchv"),
     ],
 )
-def test_what_is_not_one_case_is_told(in_this_process, case, told):
+def test_what_is_not_one_case_is_told(case, told):
     done = CliRunner().invoke(main, ["check", "--explain", case])
-    assert done.exit_code == 2
-    assert told in done.output
+    assert (done.exit_code, told in done.output) == (2, True)
 
 
-@pytest.mark.parametrize("more", [["-v"], ["--suite", "smoke"], ["--jobs", "2"], ["--executor", "process"]])
-def test_what_it_cannot_be_combined_with_is_refused(in_this_process, more):
+@table("more", [["-v"], ["--suite", "smoke"], ["--jobs", "2"], ["--executor", "process"]])
+def test_what_it_cannot_be_combined_with_is_refused(more):
     done = CliRunner().invoke(main, ["check", "--explain", "infer,spatial,f32,nchw,2x3x4x4", *more])
     assert done.exit_code == 2
     assert f"beside {more[0].replace('-v', '--verbose')}" in done.output

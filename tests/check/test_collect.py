@@ -11,6 +11,7 @@ import zipfile
 
 import pytest
 from click.testing import CliRunner
+from tables import table
 
 from pybnorm.check.run import archive, collection
 from pybnorm.cli import main
@@ -49,15 +50,23 @@ def test_one_file_has_what_a_report_needs(tmp_path, load_library, monkeypatch):
     assert (again.exit_code, "is there already" in again.output) == (2, True)
 
 
-def test_names_are_taken_out(monkeypatch):
-    monkeypatch.setattr(platform, "node", lambda: "tux7")
-    monkeypatch.setattr(getpass, "getuser", lambda: "ada")
+@table(
+    ("host", "user", "text", "left"),
+    [
+        ("tux7", "ada", "/srv/people/ada/lib.so on tux7, /home/bob/x /Users/eve/y of ada: adapter, tux77",
+         "~/lib.so on HOST, ~/x ~/y of USER: adapter, tux77"),
+        *((host, user, f"{host} is {user}", f"{host} is {user}")  # a letter, and words of the documents
+          for host, user in (("x", "y"), ("miopen", "train"), ("backends", "nhwc"))),
+    ],
+)  # fmt: skip
+def test_names_are_taken_out(monkeypatch, host, user, text, left):
+    monkeypatch.setattr(platform, "node", lambda: host)
+    monkeypatch.setattr(getpass, "getuser", lambda: user)
     monkeypatch.setenv("HOME", "/srv/people/ada")
-    text = "/srv/people/ada/lib.so on tux7, /home/bob/x /Users/eve/y of ada: adapter, tux77"
-    assert collection.without_names(text) == "~/lib.so on HOST, ~/x ~/y of USER: adapter, tux77"
+    assert collection.without_names(text) == left
 
 
-@pytest.mark.parametrize(
+@table(
     ("member", "said"),
     [
         (None, "no archive of pybnorm collect"),
@@ -74,13 +83,6 @@ def test_an_archive_that_is_none_is_refused_by_name(tmp_path, monkeypatch, membe
     monkeypatch.setattr(archive, "_UNPACKED", 4000)
     with pytest.raises(ArgumentError, match=said):
         archive.read_run(file)
-
-
-@pytest.mark.parametrize(("host", "user"), [("x", "y"), ("miopen", "train"), ("backends", "nhwc")])
-def test_a_name_of_one_letter_and_a_word_of_the_documents_are_left(monkeypatch, host, user):
-    monkeypatch.setattr(platform, "node", lambda: host)
-    monkeypatch.setattr(getpass, "getuser", lambda: user)
-    assert collection.without_names(f"{host} is {user}") == f"{host} is {user}"
 
 
 def test_what_tuning_chose_is_told(monkeypatch, tmp_path):

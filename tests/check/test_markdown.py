@@ -4,15 +4,15 @@ import io
 import re
 
 import pytest
-from click.testing import CliRunner
+from command_here import run
 from made_runs import made_document, made_result
+from tables import table
 
 from pybnorm.check.judging.bounds import Status
 from pybnorm.check.judging.results import LostNode, json_parts
 from pybnorm.check.report import markdown
 from pybnorm.check.run import archive
 from pybnorm.check.run.runner import BackendInfo
-from pybnorm.cli import main
 
 INFOS = [
     BackendInfo("cudnn", "cuDNN", (9, 2, 0), "/lib/libcudnn.so.9", "made", device="a [device](there)", digest="abc"),
@@ -36,9 +36,9 @@ def tables(text):
             found[-1].append(re.split(r"(?<!\\)\|", line)[1:-1])
         elif found[-1]:
             found.append([])
-    for table in filter(None, found):
-        assert {len(row) for row in table} == {len(table[0])}
-    return [table for table in found if table]
+    found = [rows for rows in found if rows]
+    assert all({len(row) for row in rows} == {len(rows[0])} for rows in found)
+    return found
 
 
 def test_the_verdict_comes_first_and_what_is_wrong_has_its_command():
@@ -61,9 +61,8 @@ def test_the_verdict_comes_first_and_what_is_wrong_has_its_command():
 def test_a_run_that_is_right_says_so_and_lists_nothing():
     text = markdown_of(GOOD)
     assert text.splitlines()[2].startswith(f"- **right**: cuDNN 9.2.0: all {len(GOOD) - 1} supported cases")
-    assert "What is wrong" not in text
+    assert ("What is wrong" in text, "so far" in markdown_of(GOOD, complete=False)) == (False, True)
     assert markdown.ci_annotations(GOOD) == []
-    assert "so far" in markdown_of(GOOD, complete=False)
 
 
 def test_of_many_failures_the_first_are_listed_and_all_are_counted():
@@ -78,9 +77,7 @@ def test_text_of_a_library_gives_no_command_to_the_runner():
     evil = made_result(Status.CRASHED, message="100%\r\n::set-env name=X::y")
     (line,) = markdown.ci_annotations([evil])
     assert line.startswith("::error title=cudnn%3A CRASHED::")
-    assert "\n" not in line
-    assert "\r" not in line
-    assert "100%25%0D" in line
+    assert ("\n" in line, "\r" in line, "100%25%0D" in line) == (False, False, True)
     table = tables(markdown_of([made_result(Status.CRASHED, message="a | b `c` <i>")]))[1]
     assert "a \\| b \\`c\\` \\<i\\>" in "|".join(table[2])
 
@@ -92,46 +89,38 @@ def kept(tmp_path):
     return tmp_path
 
 
-def command(*arguments):
-    return CliRunner().invoke(main, list(map(str, arguments)))
-
-
 def test_a_kept_run_is_rendered_again(kept, tmp_path):
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
     files = {o: tmp_path / f"report.{o}" for o in ("json", "junit", "html", "markdown")}
-    done = command("report", kept, *(word for o, f in files.items() for word in (f"--{o}", f)))
-    assert done.exit_code == 0, done.output
+    done = run("report", kept, *(word for o, f in files.items() for word in (f"--{o}", f)))
+    assert done.returncode == 0, done.stderr
     assert "cuDNN 9.2.0: 1 of " in done.stdout.splitlines()[-1]
     assert files["markdown"].read_text() == markdown_of(EVERY)
     assert "it died" in files["html"].read_text()
     assert files["junit"].read_text().count("<testcase") == len(EVERY) + 1
     assert [r.case for r in archive.read_run(files["json"])["cases"]] == [r.case for r in EVERY]
-    assert command("report", kept, "--markdown").stdout == markdown_of(EVERY)
-    assert command("report", kept, "--annotations").stdout.splitlines() == markdown.ci_annotations(EVERY)
+    assert run("report", kept, "--markdown").stdout == markdown_of(EVERY)
+    assert run("report", kept, "--annotations").stdout.splitlines() == markdown.ci_annotations(EVERY)
 
 
 def test_a_file_of_json_is_a_run_too(tmp_path):
     file = tmp_path / "run.json"
     file.write_text("".join(json_parts(made_document(INFOS, GOOD))))
-    assert f"all {len(GOOD) - 1} supported cases" in command("report", file).stdout
-    done = command("report", file, "--json", file)
-    assert done.exit_code == 2
-    assert "would overwrite the run" in done.stderr
+    assert f"all {len(GOOD) - 1} supported cases" in run("report", file).stdout
+    done = run("report", file, "--json", file)
+    assert (done.returncode, "would overwrite the run" in done.stderr) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
+@table(
+    ("words", "said"),
     [
         (("nowhere",), "RUN"),
         ((), "Missing argument 'RUN'"),
-        (("--json", "--markdown"), "--markdown"),
-        (("--annotations", "--markdown"), "--annotations"),
+        (("RUN", "--json", "--markdown"), "--markdown"),
+        (("RUN", "--annotations", "--markdown"), "--annotations"),
     ],
 )
-def test_what_cannot_be_shown_is_refused_by_name(kept, arguments, said):
-    run = () if not arguments or not arguments[0].startswith("--") else (kept,)
-    done = command("report", *run, *arguments)
-    assert done.exit_code == 2
-    assert said in done.stderr
-    assert not done.stdout
+def test_what_cannot_be_shown_is_refused_by_name(kept, words, said):
+    done = run("report", *(kept if word == "RUN" else word for word in words))
+    assert (done.returncode, said in done.stderr, done.stdout) == (2, True, "")
