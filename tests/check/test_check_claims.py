@@ -4,14 +4,14 @@ import dataclasses
 import json
 
 import pytest
-from click.testing import CliRunner
+from command_here import run
+from tables import table
 
 from pybnorm import devices
 from pybnorm.check.judging.bounds import Status
 from pybnorm.check.judging.results import CaseResult
 from pybnorm.check.language.problem import Problem
 from pybnorm.check.run import support
-from pybnorm.cli import main
 
 VERSION = (3, 2, 7)
 HERE, ELSEWHERE = "one processor", "another"
@@ -74,53 +74,59 @@ def own_records(tmp_path, monkeypatch):
     support.records.cache_clear()
 
 
+def recorded(folder, *records):
+    """The text of a file of records, one after another."""
+    text = support.with_record([], records[0])
+    for record in records[1:]:
+        text = support.with_record(json.loads(text), record)
+    (folder / "onednn.json").write_text(text)
+    support.records.cache_clear()
+    return [record["source"] for record in json.loads(text)]
+
+
+def checked(version, device, build="", repeat="y"):
+    """What the records say of a case that other calls do not repeat."""
+    problem = Problem.parse("train,spatial,f32,nchw,2x3x4x5,fill=randn")
+    return support.check("onednn", version, device, problem, Status.PASS, repeat, build)
+
+
+def of_run(source, device=HERE, build="", results=RESULTS):
+    return support.of_run(results, VERSION, device, source, build)
+
+
 def test_a_record_of_this_version_holds_beside_the_other_and_can_be_lost(own_records):
-    text = support.with_record([], support.of_run(RESULTS, VERSION, HERE, "here"))
-    (own_records / "onednn.json").write_text(text)
+    recorded(own_records, of_run("here"))
     assert support.run_of("onednn", VERSION, HERE)["source"] == "here"
     assert support.run_of("onednn", (3, 2, 8), HERE) is None
     assert support.record_of("onednn", VERSION)["first"] == [3, 0]
-    problem = Problem.parse("train,spatial,f32,nchw,2x3x4x5,fill=randn")
-    assert support.check("onednn", VERSION, HERE, problem, Status.PASS, "equal") == support.CLAIMED
-    assert support.check("onednn", VERSION, HERE, problem, Status.PASS, "y") == support.NO_LONGER_REPEATABLE
-    assert support.check("onednn", (3, 2, 8), HERE, problem, Status.PASS, "y") == support.CLAIMED
-    again = support.with_record(json.loads(text), support.of_run(RESULTS[:2], VERSION, HERE, "later"))
-    assert [r["source"] for r in json.loads(again)] == ["later"]
-    assert max(map(len, again.splitlines())) < 200
+    assert checked(VERSION, HERE, repeat="equal") == support.CLAIMED
+    assert checked(VERSION, HERE) == support.NO_LONGER_REPEATABLE
+    assert checked((3, 2, 8), HERE) == support.CLAIMED
+    assert recorded(own_records, of_run("here"), of_run("later", results=RESULTS[:2])) == ["later"]
+    assert max(map(len, (own_records / "onednn.json").read_text().splitlines())) < 200
 
 
 def test_what_repeats_on_one_device_is_no_claim_for_another(own_records):
-    problem = Problem.parse("train,spatial,f32,nchw,2x3x4x5,fill=randn")
     other = [dataclasses.replace(r, repeat="y") if r.repeat else r for r in RESULTS]
-    text = support.with_record([], support.of_run(RESULTS, VERSION, HERE, "here"))
-    text = support.with_record(json.loads(text), support.of_run(other, VERSION, ELSEWHERE, "there"))
-    assert [r["device"] for r in json.loads(text)] == [HERE, ELSEWHERE]
-    (own_records / "onednn.json").write_text(text)
-    assert support.check("onednn", VERSION, HERE, problem, Status.PASS, "y") == support.NO_LONGER_REPEATABLE
-    assert support.check("onednn", VERSION, ELSEWHERE, problem, Status.PASS, "y") == support.CLAIMED
+    assert recorded(own_records, of_run("here"), of_run("there", ELSEWHERE, results=other)) == ["here", "there"]
+    assert checked(VERSION, HERE) == support.NO_LONGER_REPEATABLE
+    assert checked(VERSION, ELSEWHERE) == support.CLAIMED
     assert support.run_of("onednn", VERSION, "a third") is None
-    assert support.check("onednn", VERSION, "a third", problem, Status.PASS, "y") == support.CLAIMED  # of every device
+    assert checked(VERSION, "a third") == support.CLAIMED  # of every device
 
 
 def test_what_one_build_does_is_no_claim_for_another_of_its_version(own_records):
-    problem = Problem.parse("train,spatial,f32,nchw,2x3x4x5,fill=randn")
-    text = support.with_record([], support.of_run(RESULTS, VERSION, HERE, "every"))
-    (own_records / "onednn.json").write_text(text)
+    recorded(own_records, of_run("every"))
     assert support.run_of("onednn", VERSION, HERE, "aa")["source"] == "every"
-    for build in ("aa", "bb", "aa"):
-        text = support.with_record(json.loads(text), support.of_run(RESULTS, VERSION, HERE, f"of {build}", build))
-    assert [r["source"] for r in json.loads(text)] == ["of bb", "of aa"]
-    (own_records / "onednn.json").write_text(text)
-    support.records.cache_clear()
+    builds = (of_run(f"of {build}", build=build) for build in ("aa", "bb", "aa"))
+    assert recorded(own_records, of_run("every"), *builds) == ["of bb", "of aa"]
     for build, said in (("bb", support.NO_LONGER_REPEATABLE), ("cc", support.CLAIMED), ("", support.CLAIMED)):
-        assert support.check("onednn", VERSION, HERE, problem, Status.PASS, "y", build) == said
+        assert checked(VERSION, HERE, build) == said
     assert support.run_of("onednn", VERSION, HERE, "bb")["source"] == "of bb"
     assert support.run_of("onednn", VERSION, HERE, "cc") is None
 
 
-@pytest.mark.parametrize(
-    ("backend", "version", "device"), [("onednn", (3, 2, 0), "AMD EPYC"), ("cudnn", (9, 19, 0), "NVIDIA H200")]
-)
+@table(("backend", "version", "device"), [("onednn", (3, 2, 0), "AMD EPYC"), ("cudnn", (9, 19, 0), "NVIDIA H200")])
 def test_the_record_of_a_run_that_the_package_has_holds_there_alone(backend, version, device):
     problem = Problem.parse("backward,spatial,f32,nchw,8x6x8x5,fill=randn")
     assert support.check(backend, version, device, problem, Status.PASS, "dx") == support.NO_LONGER_REPEATABLE
@@ -140,19 +146,27 @@ def test_the_record_of_cudnn_knows_what_it_refuses_and_what_is_timed():
 @pytest.mark.slow
 def test_a_run_is_recorded_and_a_runner_can_demand_the_record(load_library, tmp_path, own_records):
     version = ".".join(map(str, load_library("onednn").version))
-    device, call = devices.device_for(1).name, CliRunner().invoke
-    run = tmp_path / "run.json"
-    check = ["check", "--require-claims", "--jobs=1", "--backend=onednn", "--case=infer,spatial,f32,nchw,2x3x4x5"]
+    device, file = devices.device_for(1).name, tmp_path / "run.json"
+    words = (
+        "--require-claims",
+        "--executor",
+        "process",
+        "--backend",
+        "onednn",
+        "--case",
+        "infer,spatial,f32,nchw,2x3x4x5",
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(support, "run_of", lambda *_: None)  # as of a version that the package has none of
-        done = call(main, [*check, f"--json={run}"])
-        assert (done.exit_code, json.loads(run.read_text())["without_record"]) == (1, [f"onednn {version} on {device}"])
+        done = run("check", *words, "--json", file)
+        assert done.returncode == 1
+        assert json.loads(file.read_text())["without_record"] == [f"onednn {version} on {device}"]
         assert f"onednn {version} on {device}: no record of a run of this version there" in done.stdout
-    done = call(main, ["claims", "record", str(run), "--backend", "onednn", "--into", str(own_records)])
-    assert done.exit_code == 0, done.output
+    done = run("claims", "record", file, "--backend", "onednn", "--into", own_records)
+    assert done.returncode == 0, done.stderr
     support.records.cache_clear()
-    done = call(main, check)
-    assert (done.exit_code, "no record" in done.stdout) == (0, False)
-    for arguments in (["--backend", "miopen"], ["--backend", "mkl"]):
-        done = call(main, ["claims", "record", str(run), *arguments])
-        assert (done.exit_code, "Error: " in done.stderr) == (2, True)
+    done = run("check", *words)
+    assert (done.returncode, "no record" in done.stdout) == (0, False)
+    for name in ("miopen", "mkl"):
+        done = run("claims", "record", file, "--backend", name)
+        assert (done.returncode, "Error: " in done.stderr) == (2, True)

@@ -101,7 +101,7 @@ def test_an_interrupt_at_any_step_loses_nothing_and_tells_nothing_twice():
 def test_an_interrupt_at_any_step_leaves_a_journal_of_what_is_told(tmp_path):
     with archive.Journal(tmp_path / "whole") as journal:
         *_, lines = interrupted(0, journal)
-    for at in range(1, lines + 1, 7):
+    for at in range(1, lines + 1, 17):
         folder = tmp_path / str(at)
         with archive.Journal(folder) as journal:
             run, ran, _ = interrupted(at, journal)

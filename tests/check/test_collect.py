@@ -21,8 +21,14 @@ from pybnorm.errors import ArgumentError
 @pytest.mark.slow
 def test_one_file_has_what_a_report_needs(tmp_path, load_library, monkeypatch):
     load_library("onednn")
-    monkeypatch.setattr(collection, "_LAST", 1)
-    monkeypatch.setattr(collection, "SECONDS", 60)
+    suites = ["--suite", "smoke", "--suite", "bugs"]
+
+    def output(name, words, seconds, step, output=collection._output):
+        assert ("check" in words) == (words[2:6] == suites)
+        case = ["--case", "infer,spatial,f32,nchw,2x3x4x5", "--jobs", "1"]  # in place of the suites, in which is time
+        return output(name, [*words[:2], *case, *words[6:]] if "check" in words else words, seconds, step)
+
+    monkeypatch.setattr(collection, "_output", output)
     monkeypatch.setenv("LD_LIBRARY_PATH", "/somewhere")
     file = tmp_path / "report.zip"
     done = CliRunner().invoke(main, ["collect", "--backend", "onednn", "-o", str(file)])
