@@ -363,15 +363,6 @@ def test_a_journal_of_another_environment_is_refused(tmp_path, monkeypatch):
         finished(tmp_path, infos=[INFO])
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path):
-    file = tmp_path / "file"
-    file.write_text("")
-    with pytest.raises(ArgumentError, match=f"--save: got {file}"):
-        archive.Journal(file)
-    with pytest.raises(ArgumentError, match="--save"):
-        archive.Journal("/proc/nowhere")
-
-
 # ---------------------------------------------------------------- run.json
 
 
