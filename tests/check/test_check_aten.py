@@ -28,23 +28,29 @@ def statuses(session, *words):
     return [run_case(Problem.parse(f"{word},{SPATIAL}"), session).status for word in words]
 
 
+def reserved(forward):
+    """A forward operator that gives its backward one a reserve space."""
+    return lambda *given: (*forward(*given), "reserve")
+
+
+def takes_reserve(backward):
+    """A backward operator that is given that reserve space, last."""
+
+    def call(*given):
+        assert given[-1] == "reserve"
+        return backward(*given[:-1])
+
+    return call
+
+
 def by_index(x, weight, bias, mean, variance, training, momentum, eps, cudnn_enabled):
     assert cudnn_enabled is False
     return *NATIVE(x, weight, bias, mean, variance, training, momentum, eps), "reserve", 7
 
 
-def by_index_backward(index, x, dy, weight, mean, variance, saved_mean, saved_inverse, train, eps, mask, reserve):
-    assert (index, reserve) == (7, "reserve")
+def by_index_backward(index, x, dy, weight, mean, variance, saved_mean, saved_inverse, train, eps, mask):
+    assert index == 7
     return GRADIENT(dy, x, weight, mean, variance, saved_mean, saved_inverse, train, eps, mask)
-
-
-def reserving(*given):
-    return *NATIVE(*given), "reserve"
-
-
-def reserving_backward(*given):
-    assert given[-1] == "reserve"
-    return third_backward(*given[:-1])
 
 
 def third_backward(x, dy, weight, mean, variance, saved_mean, saved_inverse, eps):
@@ -55,17 +61,8 @@ def gems(x, weight=None, bias=None, mean=None, variance=None, training=False, mo
     return NATIVE(x, weight, bias, mean, variance, training, momentum, eps)
 
 
-def updating(x, weight, bias, mean, variance, factor, eps):
-    return reserving(x, weight, bias, mean, variance, True, factor, eps)
-
-
-def not_updating(x, weight, bias, mean, variance, factor, eps):
-    return reserving(x, weight, bias, mean, variance, False, factor, eps)
-
-
-def last_backward(*given):
-    assert given[-1] == "reserve"
-    return GRADIENT(*given[:-1])
+def with_update(training):
+    return reserved(lambda *given: NATIVE(*given[:5], training, *given[5:]))
 
 
 def functional(x, weight, bias, mean, variance, training, factor, eps):
@@ -75,13 +72,13 @@ def functional(x, weight, bias, mean, variance, training, factor, eps):
 
 FAMILIES = {
     "native": {"native_batch_norm": NATIVE, "native_batch_norm_backward": GRADIENT},
-    "cudnn": {"cudnn_batch_norm": reserving, "cudnn_batch_norm_backward": reserving_backward},
+    "cudnn": {"cudnn_batch_norm": reserved(NATIVE), "cudnn_batch_norm_backward": takes_reserve(third_backward)},
     "miopen": {"miopen_batch_norm": NATIVE, "miopen_batch_norm_backward": third_backward},
-    "index": {"_batch_norm_impl_index": by_index, "_batch_norm_impl_index_backward": by_index_backward},
+    "index": {"_batch_norm_impl_index": by_index, "_batch_norm_impl_index_backward": takes_reserve(by_index_backward)},
     "update": {
-        "_batch_norm_with_update": updating,
-        "_batch_norm_no_update": not_updating,
-        "batch_norm_backward": last_backward,
+        "_batch_norm_with_update": with_update(True),
+        "_batch_norm_no_update": with_update(False),
+        "batch_norm_backward": takes_reserve(GRADIENT),
     },
     "export": {"_native_batch_norm_legit_functional": functional, "native_batch_norm_backward": GRADIENT},
     "gems": {"batch_norm": gems, "batch_norm_backward": GRADIENT},

@@ -40,16 +40,18 @@ ONEDNN = ("--pybnorm-backend", "onednn")
 
 OPENERS = """
 import os, pathlib, simulated
-FOLDER = pathlib.Path(__file__).parent
+
+def noting(opener):
+    (pathlib.Path(__file__).parent / f"pid{os.getpid()}").touch()
+    return opener("onednn")
 
 def open_exiting(backend):
-    (FOLDER / f"pid{os.getpid()}").touch()
-    return simulated.open_exiting(backend)
+    return noting(simulated.open_exiting)
 
 def open_hanging(backend):
-    (FOLDER / f"pid{os.getpid()}").touch()
-    return simulated.open_hanging(backend)
+    return noting(simulated.open_hanging)
 """
+OPENED = "import pybnorm.pytest_plugin, openers\npybnorm.pytest_plugin.open_session = openers.{}\n"
 
 
 @pytest.fixture
@@ -71,8 +73,7 @@ def run(project, load_library):
     load_library("onednn")
 
     def start(*arguments, opener=None, conftest=""):
-        opened = f"import pybnorm.pytest_plugin, openers\npybnorm.pytest_plugin.open_session = openers.{opener}\n"
-        project.makeconftest((opened if opener else "") + conftest)
+        project.makeconftest(OPENED.format(opener) * bool(opener) + conftest)
         return project.runpytest_subprocess(*loaded(), *arguments, timeout=200)
 
     return start
@@ -178,10 +179,9 @@ def test_cases_are_items_beside_the_projects_own(run, pytester, load_library):
     result = run("-v", "-rs", "--junit-xml=j.xml", *ONEDNN, *lines)
     result.assert_outcomes(passed=4, skipped=1)
     assert result.ret == 0
-    version = ".".join(map(str, load_library("onednn").version))
     result.stdout.fnmatch_lines(
         [
-            f"onednn: oneDNN {version}, *on *",
+            f"onednn: oneDNN {'.'.join(map(str, load_library('onednn').version))}, *on *",
             "test_own.py::test_own PASSED*",
             f"pybnorm::onednn::{CASE} PASSED*",
             f"pybnorm::onednn::{STRIDED} SKIPPED*",
@@ -275,9 +275,9 @@ def outcomes(pytester):
     found = {}
     for test in ET.parse(pytester.path / "j.xml").iter("testcase"):
         child = next((c for c in test if c.tag in kinds), None)
-        kind = "passed" if child is None else kinds[child.tag]
         expected = child is not None and child.get("type") == "pytest.xfail"
-        found[test.get("name")] = "xfailed" if expected else kind, child
+        kind = "passed" if child is None else "xfailed" if expected else kinds[child.tag]
+        found[test.get("name")] = kind, child
     return found
 
 
@@ -384,9 +384,8 @@ def test_a_library_that_dies_fails_its_item_and_no_process_is_left(run, pytester
     result = run(*ONEDNN, "--pybnorm-jobs", "2", "pybnorm::", *cases(*SEEDS, CASE), opener="open_exiting")
     result.assert_outcomes(failed=1, passed=12)
     text = "  the library's process died: exit status 0"
-    result.stdout.fnmatch_lines(
-        [f"CRASHED onednn {CASE}", text, f"  pybnorm check --backend onednn --case '{CASE}'"]
-    )  # fmt: skip
+    command = f"  pybnorm check --backend onednn --case '{CASE}'"
+    result.stdout.fnmatch_lines([f"CRASHED onednn {CASE}", text, command])
     assert 2 <= len(processes(pytester)) <= 3
     assert not any(map(alive, processes(pytester)))
 
@@ -408,13 +407,10 @@ def test_the_first_failure_ends_what_runs_ahead(run, pytester):
 @pytest.mark.slow
 def test_an_interrupt_ends_the_processes_too(project, load_library):
     load_library("onednn")
-    project.makeconftest(
-        "import pybnorm.pytest_plugin, openers\npybnorm.pytest_plugin.open_session = openers.open_hanging"
-    )  # fmt: skip
+    project.makeconftest(OPENED.format("open_hanging"))
     command = [sys.executable, "-m", "pytest", *loaded(), *ONEDNN, *cases(CASE), "pybnorm::"]
-    with subprocess.Popen(
-        command, cwd=project.path, stdout=subprocess.PIPE, text=True, preexec_fn=interruptible
-    ) as process:
+    pipes = {"cwd": project.path, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, preexec_fn=interruptible, **pipes) as process:
         while not processes(project):
             assert process.poll() is None
             time.sleep(0.05)
