@@ -4,7 +4,6 @@ As a program, with files as arguments: opens each as wide as a screen and as a p
 or does not fit.
 """
 
-import base64
 import contextlib
 import json
 import re
@@ -27,11 +26,9 @@ def missing():
 
 
 class Browser:
-    def __init__(self, port, folder, dark):
+    def __init__(self, port, folder):
         self.url = f"http://127.0.0.1:{port}/session"
-        arguments = [*FLAGS, f"--user-data-dir={folder}"]
-        arguments += ["--blink-settings=preferredColorScheme=0"] if dark else []
-        options = {"binary": shutil.which("chromium"), "args": arguments}
+        options = {"binary": shutil.which("chromium"), "args": [*FLAGS, f"--user-data-dir={folder}"]}
         wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
         self.url += "/" + self.ask("", capabilities={"alwaysMatch": wanted})["sessionId"]
 
@@ -62,22 +59,13 @@ class Browser:
     def printed(self):
         """As on paper of A4, whose margins are a centimetre."""
         self.size(718, 1000)
-        self.show_as("print")
-        try:
-            yield
-        finally:
-            self.show_as("")
-
-    def show_as(self, media):
-        self.ask("/goog/cdp/execute", cmd="Emulation.setEmulatedMedia", params={"media": media})
-
-    def screenshot(self, file):
-        got = self.ask("/goog/cdp/execute", cmd="Page.captureScreenshot", params={})
-        Path(file).write_bytes(base64.b64decode(got["data"]))
+        self.ask("/goog/cdp/execute", cmd="Emulation.setEmulatedMedia", params={"media": "print"})
+        yield
+        self.ask("/goog/cdp/execute", cmd="Emulation.setEmulatedMedia", params={"media": ""})
 
 
 @contextlib.contextmanager
-def browser(dark=False):
+def browser():
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         command = [shutil.which("chromedriver"), "--port=0"]
         driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -86,7 +74,7 @@ def browser(dark=False):
             for line in driver.stdout:
                 if port := re.search(r"successfully on port (\d+)", line):
                     break
-            found = Browser(port[1], folder, dark)
+            found = Browser(port[1], folder)
             yield found
         finally:
             if found is not None:

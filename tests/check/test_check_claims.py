@@ -144,8 +144,8 @@ def test_the_record_of_cudnn_knows_what_it_refuses_and_what_is_timed():
 
 
 @pytest.mark.slow
-def test_a_run_is_recorded_and_a_runner_can_demand_the_record(load_library, tmp_path, own_records):
-    version = ".".join(map(str, load_library("onednn").version))
+def test_a_run_is_recorded_and_a_runner_can_demand_the_record(onednn, tmp_path, own_records):
+    version = ".".join(map(str, onednn.version))
     device, file = devices.device_for(1).name, tmp_path / "run.json"
     words = (
         "--require-claims",

@@ -68,11 +68,6 @@ def python(code, *arguments):
 
 
 @pytest.fixture
-def onednn(load_library):
-    return load_library("onednn")
-
-
-@pytest.fixture
 def made(monkeypatch):
     """Libraries that are made up: oneDNN, all of whose cases pass but those of which the seed has a result here."""
     results = {}
@@ -89,12 +84,6 @@ def made(monkeypatch):
     monkeypatch.setattr(executors.Farm, "describe", describe)
     monkeypatch.setattr(executors, "run_cases", run_cases)
     return results
-
-
-@pytest.fixture
-def reports():
-    pytest.importorskip("jinja2")
-    pytest.importorskip("matplotlib")
 
 
 def of_these(monkeypatch, *backends):
@@ -370,7 +359,7 @@ def wait_for(process, journal, lines):
 
 
 @pytest.mark.slow
-def test_a_run_that_comes_to_nothing_leaves_the_reports_that_were_there(onednn, reports, tmp_path):
+def test_a_run_that_comes_to_nothing_leaves_the_reports_that_were_there(onednn, plots, tmp_path):
     files = {option: tmp_path / f"report{option}" for option in ("--json", "--junit", "--html")}
     options = [word for option, file in files.items() for word in (option, str(file))]
 
@@ -445,7 +434,7 @@ def refusals(folder):
     yield ["--save", "sub", "--json", "thesis"], new
 
 
-def test_what_pybnorm_did_not_make_is_never_replaced(reports, tmp_path, monkeypatch):
+def test_what_pybnorm_did_not_make_is_never_replaced(plots, tmp_path, monkeypatch):
     """Refused by name, with 2, before the run; nothing changes and nothing is left beside it."""
     monkeypatch.chdir(tmp_path)
 

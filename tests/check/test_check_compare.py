@@ -546,8 +546,7 @@ def test_an_interrupted_run_is_compared_from_its_journal(made):
 
 
 @pytest.mark.slow
-def test_real_runs_are_compared(tmp_path, load_library):
-    load_library("onednn")
+def test_real_runs_are_compared(tmp_path, onednn):
     case = "train/infer/backward,spatial,f32/f64,nchw/nhwc,8x40x9x9,fill=randn,kappa=3"
     words = ("check", "--backend", "onednn", "--jobs", "1", "--case", case, "--save")
     for name, isa in (("a", "AVX2"), ("b", "SSE41")):

@@ -165,8 +165,7 @@ def test_each_worker_has_its_part_of_the_machine(monkeypatch, kind, count, jobs,
 
 
 @pytest.mark.slow
-def test_the_pool_of_a_cpu_library_has_those_workers(load_library, monkeypatch):
-    load_library("onednn")
+def test_the_pool_of_a_cpu_library_has_those_workers(onednn, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     with opened("pool", jobs=2, timeout=77) as farm:
         (info,) = farm.describe("onednn")
@@ -290,8 +289,7 @@ def check(name, folder, *options):
 
 
 @pytest.fixture(scope="module")
-def of_the_pool(load_library, tmp_path_factory):
-    load_library("onednn")
+def of_the_pool(onednn, tmp_path_factory):
     document, hosts = check("pool", tmp_path_factory.mktemp("pool"), "--jobs", "2")
     assert len(document["cases"]) == 24
     assert {c["status"] for c in document["cases"]} <= {"PASS", "UNSUPPORTED"}

@@ -125,9 +125,7 @@ def evil(value):
     return f"{value}{EVIL}" if isinstance(value, str) else value
 
 
-def test_runs_of_others_are_shown(tmp_path):
-    pytest.importorskip("jinja2")
-    pytest.importorskip("matplotlib")
+def test_runs_of_others_are_shown(tmp_path, plots):
     for name, version in (("a", (1, 0)), ("b", (2, 0))):
         infos = [BackendInfo("cudnn", "cuDNN", version, "/lib", "made", (("a", "b", "c"),), "device")]
         results = [made_result(s, f"{LINE},seed={i}") for i, s in enumerate(Status)]
@@ -146,9 +144,7 @@ def test_runs_of_others_are_shown(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_a_vendor_says_is_shown():
-    pytest.importorskip("jinja2")
-    pytest.importorskip("matplotlib")
+def test_what_a_vendor_says_is_shown(plots):
     results = [made_result(s, LINE, message=f"vendor: {EVIL}", known=EVIL, claim=EVIL) for s in Status]
     infos = [BackendInfo("cudnn", EVIL, (1,), EVIL, EVIL, ((EVIL, EVIL, EVIL),), EVIL, problem=p) for p in ("", EVIL)]
     stream = io.StringIO()

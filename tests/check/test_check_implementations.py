@@ -171,9 +171,7 @@ def test_a_module_is_found_from_the_current_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_it_is_run_reported_kept_and_compared_as_a_library_is(tmp_path):
-    pytest.importorskip("jinja2")
-    pytest.importorskip("matplotlib")
+def test_it_is_run_reported_kept_and_compared_as_a_library_is(tmp_path, plots):
     name, none = spec("Right"), spec("Nowhere")
     check = ("check", "--executor", "process")
     common = (*check, "--implementation", name, "--case", f"{LINE},fill=exact/randn")

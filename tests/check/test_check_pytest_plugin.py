@@ -68,9 +68,8 @@ def project(pytester, monkeypatch):
 
 
 @pytest.fixture
-def run(project, load_library):
+def run(project, onednn):
     """Runs pytest with the plugin and the real oneDNN in a process; `opener` is the kernels' in its workers."""
-    load_library("onednn")
 
     def start(*arguments, opener=None, conftest=""):
         project.makeconftest(OPENED.format(opener) * bool(opener) + conftest)
@@ -174,14 +173,14 @@ def test_a_package_that_does_not_import_is_a_usage_error(made, monkeypatch):
 
 
 @pytest.mark.slow
-def test_cases_are_items_beside_the_projects_own(run, pytester, load_library):
+def test_cases_are_items_beside_the_projects_own(run, pytester, onednn):
     lines = cases(CASE, STRIDED, "infer,spatial,f32,nchw/nhwc,2x3x4")
     result = run("-v", "-rs", "--junit-xml=j.xml", *ONEDNN, *lines)
     result.assert_outcomes(passed=4, skipped=1)
     assert result.ret == 0
     result.stdout.fnmatch_lines(
         [
-            f"onednn: oneDNN {'.'.join(map(str, load_library('onednn').version))}, *on *",
+            f"onednn: oneDNN {'.'.join(map(str, onednn.version))}, *on *",
             "test_own.py::test_own PASSED*",
             f"pybnorm::onednn::{CASE} PASSED*",
             f"pybnorm::onednn::{STRIDED} SKIPPED*",
@@ -405,8 +404,7 @@ def test_the_first_failure_ends_what_runs_ahead(run, pytester):
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_the_processes_too(project, load_library):
-    load_library("onednn")
+def test_an_interrupt_ends_the_processes_too(project, onednn):
     project.makeconftest(OPENED.format("open_hanging"))
     command = [sys.executable, "-m", "pytest", *loaded(), *ONEDNN, *cases(CASE), "pybnorm::"]
     pipes = {"cwd": project.path, "stdout": subprocess.PIPE, "text": True}

@@ -424,8 +424,7 @@ def test_memory_of_writing_and_reading_a_run_does_not_grow_with_its_text(tmp_pat
     assert peak < held + 1.5 * size + before  # its bytes, and a part as text
 
 
-def test_real_documents_meet_the_schema(schema, load_library):
-    load_library("onednn")
+def test_real_documents_meet_the_schema(schema, onednn):
     case = "train/infer/backward,spatial/peract,f32/bf16/f64,nchw,4x3x5x5,fill=exact/randn"
     words = ("--backend", "onednn", "--executor", "process", "--json", "--case", case)
     document = json.loads(run("check", *words).stdout)
@@ -635,12 +634,6 @@ def cells_of(column):
         else:
             value, _, count = part.partition("*")
             yield from [column["values"][int(value, 36)]] * int(count or "1", 36)
-
-
-@pytest.fixture
-def plots():
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("jinja2")
 
 
 def page_of(results, infos=INFOS):

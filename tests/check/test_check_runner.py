@@ -85,8 +85,7 @@ def test_what_an_exception_stands_for(error, status):
     assert type(error).__name__ in result.message
 
 
-def test_what_no_plan_offers_is_refused_and_no_error(load_library):
-    load_library("onednn")
+def test_what_no_plan_offers_is_refused_and_no_error(onednn):
     session = open_session("onednn")
     line = "train/infer/backward,spatial/peract,f32/f64,nchw,4x3x5x4,algorithm=auto/plain/graph,activation="
     with session.handle:

@@ -62,10 +62,8 @@ def test_first_bad_and_first_good_are_told(runs):
     assert "FAIL" in lines[-1]
 
 
-def test_every_report_is_written(runs, tmp_path):
+def test_every_report_is_written(runs, tmp_path, plots):
     jsonschema = pytest.importorskip("jsonschema")
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("jinja2")
     files = {name: tmp_path / f"new.{name}" for name in ("json", "html", "markdown")}
     done = command(*runs, *(word for name, file in files.items() for word in (f"--{name}", file)))
     assert done.exit_code == 0, done.output
@@ -112,9 +110,7 @@ def test_runs_of_one_version_are_told_apart(tmp_path, no_suites):
 
 
 @pytest.mark.slow
-def test_a_page_on_which_all_is_right_has_no_empty_table(tmp_path, no_suites):
-    pytest.importorskip("jinja2")
-    pytest.importorskip("matplotlib")
+def test_a_page_on_which_all_is_right_has_no_empty_table(tmp_path, no_suites, plots):
     for name in ("a", "b"):
         make_run(tmp_path / name, "onednn", ["infer,spatial,f32,nchw,2x3x4x5"])
     assert command("--html", tmp_path / "page.html", tmp_path / "a", tmp_path / "b").exit_code == 0

@@ -19,8 +19,7 @@ from pybnorm.errors import ArgumentError
 
 
 @pytest.mark.slow
-def test_one_file_has_what_a_report_needs(tmp_path, load_library, monkeypatch):
-    load_library("onednn")
+def test_one_file_has_what_a_report_needs(tmp_path, onednn, monkeypatch):
     suites = ["--suite", "smoke", "--suite", "bugs"]
 
     def output(name, words, seconds, step, output=collection._output):

@@ -89,9 +89,7 @@ def kept(tmp_path):
     return tmp_path
 
 
-def test_a_kept_run_is_rendered_again(kept, tmp_path):
-    pytest.importorskip("jinja2")
-    pytest.importorskip("matplotlib")
+def test_a_kept_run_is_rendered_again(kept, tmp_path, plots):
     files = {o: tmp_path / f"report.{o}" for o in ("json", "junit", "html", "markdown")}
     done = run("report", kept, *(word for o, f in files.items() for word in (f"--{o}", f)))
     assert done.returncode == 0, done.stderr

@@ -56,10 +56,8 @@ def results():
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, plots):
     """The pages of a run and of a comparison."""
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("jinja2")
     folder = tmp_path_factory.mktemp("pages")
     html.write(folder / "run.html", machine() | {"folder": "/" + "long" * 30}, INFOS, results())
     lines = ["train,spatial,f32,nchw,4x3x5x5,fill=randn", "backward,spatial,f32,nchw,4x3x5x5,fill=randn"]

@@ -20,8 +20,7 @@ PAGES = [page for page in (README, *sorted(DOCS.glob("*.md"))) if page.is_file()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
-def test_the_blocks_of_a_page_run_one_after_another(page, load_library, tmp_path, monkeypatch):
-    load_library("onednn")
+def test_the_blocks_of_a_page_run_one_after_another(page, onednn, tmp_path, monkeypatch):
     names = {}
     for block in blocks(page):
         exec(compile(block, page.name, "exec"), names)
