@@ -201,15 +201,7 @@ def test_a_damaged_line_before_the_last_is_an_error_with_its_number(tmp_path):
     noted(tmp_path, result())
     file = tmp_path / "journal.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
-    case, start = json.loads(lines[1]), json.loads(lines[0])
-    changes = [{"status": "GOOD"}, {"verdicts": 1}, {"verdicts": [{}]}, {"case": 7}, {"saved": []}, {"seconds": "x"}]
-    begun = [{"backends": 1}, {"backends": [{}]}, {"environment": []}, {"environment": {"variables": 1}}]
-    for bad in (
-        *(b"{}", b"[1]", b'{"backend": "onedn', b'{"schema": "other/1"}', b"[" * 100_000),
-        *(json.dumps(case | change).encode() for change in changes),
-        *(json.dumps(start | change).encode() for change in begun),
-        json.dumps({"schema": archive.JOURNAL_SCHEMA}).encode(),
-    ):
+    for bad in (b"{}", b"[1]", b'{"backend": "onedn', b'{"schema": "other/1"}', b"[" * 100_000):
         file.write_bytes(lines[0] + bad + b"\n" + lines[1])
         with pytest.raises(ArgumentError, match=r"journal\.jsonl:2"):
             archive.Journal(tmp_path, resume=True)
@@ -376,20 +368,7 @@ def test_a_run_is_read_from_its_folder_and_from_its_file(tmp_path):
         assert [repr(dataclasses.asdict(case)) for case in back["cases"]] == [repr(dataclasses.asdict(result()))]
 
 
-def run_with(**change):
-    return json.dumps({"schema": SCHEMA, "environment": {}, "backends": [], "cases": []} | change)
-
-
-@table(
-    "text",
-    [
-        *("", "[]", "{}", '{"schema": "pybnorm.check/99", "cases": []}', "{1", "[" * 100_000),
-        *(run_with(environment=value) for value in (1, {"variables": []}, {"drivers": []})),
-        *(run_with(cases=[case]) for case in ({}, 1, [], {"backend": "onednn", "case": LINE})),
-        *(run_with(cases=[{"backend": "onednn", "case": c, "status": s}]) for c, s in ((1, "PASS"), (LINE, "GOOD"))),
-        *(run_with(backends=[{"backend": "onednn"} | info]) for info in ({"version": "three"}, {"problem": None})),
-    ],
-)
+@table("text", ["", "[]", "{}", '{"schema": "pybnorm.check/99", "cases": []}', "{1", "[" * 100_000])
 def test_what_is_no_run_is_named(tmp_path, text):
     file = tmp_path / "x.json"
     file.write_text(text)
