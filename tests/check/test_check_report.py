@@ -432,18 +432,6 @@ def test_real_documents_meet_the_schema(schema, onednn):
     assert errors(schema, document) == ""
 
 
-def test_comparisons_meet_the_schema(schema, tmp_path):
-    lines = ["train,spatial,f32,nchw,4x3x5x5,fill=randn", "infer,spatial,f32,nchw,4x3x5x5,fill=randn"]
-    make_run(tmp_path / "a", "cudnn", lines)
-    make_run(tmp_path / "b", "cudnn", [*lines[:1], lines[1] + ",seed=1"], (2, 0), lambda *a: nudged(a[2], 10**6))
-    found = compare.compare(compare.read([tmp_path / "a", tmp_path / "b"]))
-    document = json.loads(json.dumps(compare_document.document(found), allow_nan=False))
-    assert errors(schema, document) == ""
-    assert document["cases"][0]["outputs"][0]["worst"]
-    assert document["alone"]
-    assert errors(schema, document | {"unknown": 1})
-
-
 # ---------------------------------------------------------------- JUnit
 
 
@@ -774,7 +762,7 @@ def test_details_beyond_the_limit_are_counted(plots, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_page_of_a_comparison(plots, tmp_path):
+def test_the_page_and_the_document_of_a_comparison(plots, schema, tmp_path):
     lines = [
         "train,spatial,f32,nchw,4x3x5x5,fill=randn",
         "train,spatial,f32,nchw,4x3x5x5,fill=randn,kappa=3",
@@ -789,6 +777,10 @@ def test_the_page_of_a_comparison(plots, tmp_path):
     make_run(tmp_path / "c", "miopen", lines, status={lines[1]: Status.CRASHED}.get)
     comparison = compare.compare(compare.read([tmp_path / n for n in "abc"]))
     pages.write_comparison(tmp_path / "page.html", comparison)
+    document = json.loads(json.dumps(compare_document.document(comparison), allow_nan=False))
+    assert errors(schema, document) == ""
+    assert document["alone"]
+    assert errors(schema, document | {"unknown": 1})
     found = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
     found.check_that_it_loads_nothing()
     words = " ".join(found.texts)
