@@ -6,13 +6,27 @@ from pybnorm.check.judging.bounds import expect
 from pybnorm.check.judging.whole_call import judge_call
 from pybnorm.check.language.data import generate
 from pybnorm.check.language.problem import Problem
+from pybnorm.check.run.runner import execute
+from pybnorm.check.selftest.simulated import session
+
+
+def case(line):
+    """A problem, its data, and what is correct of it."""
+    problem = Problem.parse(line) if isinstance(line, str) else line
+    inputs = generate(problem)
+    return problem, inputs, expect(problem, inputs)
 
 
 def made(line):
     """What is correct of a case, and its arrays by channel."""
-    problem = Problem.parse(line) if isinstance(line, str) else line
-    inputs = generate(problem)
-    return expect(problem, inputs), rows.Rows(problem, inputs)
+    problem, inputs, expected = case(line)
+    return expected, rows.Rows(problem, inputs)
+
+
+def outputs_of(line, style="two_pass", bug=None, kernels=None):
+    """A case with what a simulated kernel makes of it."""
+    problem, inputs, expected = case(line)
+    return problem, inputs, expected, execute(problem, inputs, kernels or session(style, bug)).outputs
 
 
 def judged(line, kernel, record=None):

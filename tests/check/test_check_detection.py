@@ -112,7 +112,7 @@ def test_the_command(monkeypatch, tmp_path, honest):
 @pytest.mark.slow
 def test_bugs_are_seen_in_every_output_that_they_reach():
     """Sums of 64 and of 3,136 terms; the tool has longer ones, with --whole up to 10**6 terms."""
-    shortest = [s for s in power.QUICK if s.m == 64]
+    shortest = [s for s in power.QUICK if s.m == 64 and s.dtype != "f16"]
     report = power.run(shortest)
     assert report.good, power.render(report)
     assert len(BUGS_OF_ROWS) >= 80
@@ -120,17 +120,17 @@ def test_bugs_are_seen_in_every_output_that_they_reach():
     longer |= {"last element of each block of 256 dropped"}
     unseen = {"every 32nd block of 1024 skipped"}
     assert set(report.found) == set(BUGS_OF_ROWS) - longer - unseen
-    assert len(report.found["last element dropped"]) == 3 * 2 * 2 + 2 * (3 + 2) + 1 + 2 * 4
-    assert len(shortest) == 3 * 2 * 3 + 2 * 7 + 1 + 2 * 5
-    outputs = 3 * 2 * (5 + 3 + 1) + 2 * (12 + 5 + 3) + 5 + 2 * (5 + 5 + 1 + 3 + 4)
+    assert len({setting for setting, _ in report.found["last element dropped"]}) == 2 * 2 * 2 + 2 * (3 + 2) + 1 + 2 * 4
+    assert len(shortest) == 2 * 2 * 3 + 2 * 7 + 1 + 2 * 5
+    outputs = 2 * 2 * (5 + 3 + 1) + 2 * (12 + 5 + 3) + 5 + 2 * (5 + 5 + 1 + 3 + 4)
     assert report.judged == len(STYLES_OF_ROWS) * outputs
     assert len(STYLES_OF_ROWS) >= 20
     text = power.render(report)
     assert "rsqrt off by 2e-6: train m=64 f32 exact: y: no more than roundings of the result" in text
     assert "as required" in text
-    more = power.run([s for s in power.QUICK if s.m == 3136 and s.fill == "exact"])
+    more = power.run([s for s in power.QUICK if s.m == 3136 and s.fill == "exact"], longer, {})
     assert more.good, power.render(more)
-    assert set(more.found) >= longer
+    assert set(more.found) == longer
 
 
 def test_a_bug_that_is_missed_and_a_style_that_is_accused_are_found_out(monkeypatch):
@@ -140,9 +140,7 @@ def test_a_bug_that_is_missed_and_a_style_that_is_accused_are_found_out(monkeypa
     blind = power.run(power.QUICK[1:2])
     assert not blind.good
     assert not blind.found
-    assert "MISSED last element dropped: backward m=64 f32 exact: dx: PASS, dscale: PASS, dbias: PASS" in power.render(
-        blind
-    )
+    assert "MISSED last element dropped: backward m=64 f32 exact: dscale: PASS" in power.render(blind)
     monkeypatch.setattr(
         power, "judge_call", lambda expected, outputs, record=None: {n: verdict(Status.FAIL) for n in outputs}
     )

@@ -4,44 +4,17 @@ A kernel computes in float32 from x and dy of shape (channels, m) and stores as 
 `selftest_tool.rows` has the styles and the bugs.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from typing import ClassVar
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
 from pybnorm.check.language import activations
 from pybnorm.check.language.data import Inputs
 from pybnorm.check.language.problem import DATA_OUTPUTS, Problem
 from pybnorm.enums import Operation
 
-__all__ = [
-    "Array",
-    "Change",
-    "Kernel",
-    "Rows",
-    "Store",
-    "bf16",
-    "blocked",
-    "compensated",
-    "f32",
-    "lanes",
-    "nearest",
-    "outputs",
-    "pairwise",
-    "sequential",
-    "tree",
-    "welford",
-    "wide",
-]
-
-Array = npt.NDArray[Any]
-Change = Callable[[Any, "Rows"], Any]
-Store = Callable[[Array, "np.dtype[Any]"], Array]
 f32 = np.float32
 bf16 = ml_dtypes.bfloat16
 
@@ -53,7 +26,7 @@ class Rows:
     problem: Problem
     inputs: Inputs
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         dims = self.problem.dims
         self.shape, self.channels = dims, dims[1]
         self.inner = int(np.prod(dims[2:]))
@@ -62,15 +35,15 @@ class Rows:
         named = ("scale", "bias", "mean", "variance", "saved_mean", "saved_inv_variance", "sum_dy", "sum_dy_xmu")
         self.parameters = {n: self._parameter(getattr(self.inputs, n)) for n in named}
 
-    def _rows(self, array: Array | None) -> Array:
+    def _rows(self, array):
         if array is None:
             return np.zeros((self.channels, 0), f32)
         return np.moveaxis(array, 1, 0).reshape(self.channels, -1).astype(f32)
 
-    def _parameter(self, array: Array | None) -> Array:
+    def _parameter(self, array):
         return np.zeros((self.channels, 1), f32) if array is None else array.reshape(-1, 1).astype(f32)
 
-    def data(self, rows: Array, store: Store) -> Array:
+    def data(self, rows, store):
         """Rows as stored in the tensor's dtype and logical order."""
         n, c, *rest = self.shape
         stored = store(rows, self.inputs.x.dtype)
@@ -81,15 +54,15 @@ class Rows:
 # ---------------------------------------------------------------- sums
 
 
-def sequential(a: Array) -> Array:
+def sequential(a):
     """One chain."""
     return np.add.accumulate(a, axis=1, dtype=f32)[:, -1:]
 
 
-def lanes(count: int) -> Callable[[Array], Array]:
+def lanes(count):
     """As SIMD does it: so many chains, added up one after the other."""
 
-    def total(a: Array) -> Array:
+    def total(a):
         whole = a.shape[1] // count * count
         if not whole:
             return sequential(a)
@@ -100,12 +73,12 @@ def lanes(count: int) -> Callable[[Array], Array]:
     return total
 
 
-def pairwise(a: Array) -> Array:
+def pairwise(a):
     """As NumPy adds."""
     return np.add.reduce(np.ascontiguousarray(a), axis=1, dtype=f32, keepdims=True)
 
 
-def tree(a: Array) -> Array:
+def tree(a):
     """Neighbours, then the sums of neighbours."""
     while a.shape[1] > 1:
         if a.shape[1] % 2:
@@ -114,22 +87,22 @@ def tree(a: Array) -> Array:
     return a
 
 
-def blocked(size: int, inner: Callable[[Array], Array] = pairwise) -> Callable[[Array], Array]:
+def blocked(size, inner=pairwise):
     """Blocks by `inner`, then one after the other."""
 
-    def total(a: Array) -> Array:
+    def total(a):
         a = np.pad(a, ((0, 0), (0, -a.shape[1] % size)))
         return sequential(inner(a.reshape(-1, size)).reshape(len(a), -1))
 
     return total
 
 
-def wide(a: Array) -> Array:
+def wide(a):
     """In float64, rounded once."""
     return a.sum(axis=1, dtype=np.float64, keepdims=True).astype(f32)
 
 
-def compensated(a: Array) -> Array:
+def compensated(a):
     """Kahan's, in 64 chains."""
     a = np.pad(a, ((0, 0), (0, -a.shape[1] % 64))).reshape(len(a), -1, 64)
     total, lost = np.zeros_like(a[:, 0]), np.zeros_like(a[:, 0])
@@ -141,7 +114,7 @@ def compensated(a: Array) -> Array:
     return sequential(total)
 
 
-def welford(x: Array, chains: int, in_a_tree: bool = True) -> tuple[Array, Array]:
+def welford(x, chains, in_a_tree=True):
     """Mean and biased variance by the recurrence, in chains that are merged as Chan, Golub & LeVeque do."""
     rest = x[:, x.shape[1] // chains * chains :]
     lanes_ = x[:, : x.shape[1] - rest.shape[1]].reshape(len(x), -1, chains)
@@ -161,7 +134,7 @@ def welford(x: Array, chains: int, in_a_tree: bool = True) -> tuple[Array, Array
     return parts[0][0], parts[0][1] / f32(x.shape[1])
 
 
-def _merge(one: tuple[Array, Array, int], two: tuple[Array, Array, int]) -> tuple[Array, Array, int]:
+def _merge(one, two):
     (a, s, n), (b, t, k) = one, two
     delta, share = b - a, f32(k) / f32(n + k)
     return a + delta * share, s + t + delta * delta * (f32(n) * share), n + k
@@ -170,7 +143,7 @@ def _merge(one: tuple[Array, Array, int], two: tuple[Array, Array, int]) -> tupl
 # ---------------------------------------------------------------- stores
 
 
-def nearest(values: Array, dtype: np.dtype[Any]) -> Array:
+def nearest(values, dtype):
     """Rounded to nearest, ties to even."""
     return values.astype(dtype)
 
@@ -184,41 +157,41 @@ _LIMITS = ("low", "high")
 class Kernel:
     """The two-pass kernel; what a bug or a style changes are its members."""
 
-    total: Callable[[Array], Array] = staticmethod(pairwise)
-    reads: Mapping[str, Callable[[Array], Array]] = {}
+    total = staticmethod(pairwise)
+    reads: ClassVar = {}
     """What is done to the terms of a sum before they are added: "mean", "variance", "dscale", "dbias", or "" of all."""
-    after: Mapping[str, Change] = {}
+    after: ClassVar = {}
     """What is done to a value: mean, variance, inverse, y, dscale, dbias, dx, and what is stored, "stored y"."""
-    store: Store = staticmethod(nearest)
+    store = staticmethod(nearest)
     """How y and dx are rounded to the tensor's type."""
-    chains: int = 0
+    chains = 0
     """Of Welford's recurrence, if it is used; negative: merged one by one."""
-    shifted: int = 0
+    shifted = 0
     """Elements whose mean is taken off first."""
     folded = one_pass = reciprocal = fused = False
 
-    def __init__(self, **members: Any) -> None:
+    def __init__(self, **members):
         vars(self).update(members)
 
-    def hook(self, name: str, value: Any, rows: Rows) -> Any:
+    def hook(self, name, value, rows):
         """`value`, or what the kernel makes of it."""
         change = self.after.get(name)
         return value if change is None else change(value, rows)
 
-    def sum(self, name: str, terms: Array) -> Array:
+    def sum(self, name, terms):
         """Sum of the terms that are read."""
         read = self.reads.get(name, self.reads.get(""))
         return self.total(terms if read is None else read(terms))
 
-    def over(self, total: Array, m: int) -> Array:
+    def over(self, total, m):
         """The sum divided by m."""
         return total * (f32(1) / f32(m)) if self.reciprocal else total / f32(m)
 
-    def product(self, a: Array, b: Array) -> Array:
+    def product(self, a, b):
         """a * b, with all its digits where it is fused into the sum."""
         return (a.astype(np.float64) * b).astype(f32) if self.fused else a * b
 
-    def moments(self, x: Array) -> tuple[Array, Array]:
+    def moments(self, x):
         """Mean and biased variance."""
         m = x.shape[1]
         if self.chains:
@@ -235,20 +208,20 @@ class Kernel:
             variance = self.over(self.sum("variance", self.product(centred, centred)), m)
         return mean, variance
 
-    def statistics(self, rows: Rows) -> tuple[Array, Array, Array]:
+    def statistics(self, rows):
         """Mean, variance and inverse standard deviation."""
         mean, variance = self.moments(rows.x)
         mean, variance = self.hook("mean", mean, rows), self.hook("variance", variance, rows)
         return mean, variance, self.inverse(variance, rows)
 
-    def inverse(self, variance: Array, rows: Rows) -> Array:
+    def inverse(self, variance, rows):
         """1 / sqrt(variance + epsilon)."""
         with np.errstate(all="ignore"):
             plain = f32(1) / np.sqrt(variance + f32(rows.problem.epsilon))
             other = self.after.get("of variance")
             return self.hook("inverse", plain if other is None else other(variance, rows), rows)
 
-    def y(self, rows: Rows, mean: Array, inverse: Array) -> Array:
+    def y(self, rows, mean, inverse):
         """Normalized, scaled and blended."""
         scale = self.hook("scale", rows.parameters["scale"], rows)
         bias = self.hook("bias", rows.parameters["bias"], rows)
@@ -259,7 +232,7 @@ class Kernel:
             result = (rows.x - mean) * inverse * scale + bias
         return self.blend(self.activated(self.hook("y", result, rows), rows), rows)
 
-    def activated(self, value: Array, rows: Rows) -> Array:
+    def activated(self, value, rows):
         """With the residual added, and between the limits."""
         if not rows.problem.activation:
             return value
@@ -269,7 +242,7 @@ class Kernel:
         change = self.after.get("activation")
         return np.minimum(np.maximum(value, low), high) if change is None else change(value, rows)
 
-    def masked(self, rows: Rows, mean: Array, inverse: Array) -> Array:
+    def masked(self, rows, mean, inverse):
         """The gradient that the activation lets through."""
         if not rows.problem.activation:
             return rows.dy
@@ -279,20 +252,20 @@ class Kernel:
         passes = activations.passes(rows.problem, value) if change is None else change(value, rows)
         return np.where(passes, rows.dy, f32(0))
 
-    def blend(self, result: Array, rows: Rows) -> Array:
+    def blend(self, result, rows):
         """alpha * result + beta * prior."""
         p = rows.problem
         alpha, beta = self.hook("alpha", f32(p.alpha), rows), self.hook("beta", f32(p.beta), rows)
         return alpha * result + beta * self.hook("prior", rows.prior, rows) if beta else alpha * result
 
 
-def outputs(kernel: Kernel, rows: Rows) -> dict[str, Array]:
+def outputs(kernel, rows):
     """What `kernel` makes of the problem, as stored."""
     problem, p = rows.problem, rows.parameters
     shape = problem.parameter_dims
-    found: dict[str, Array] = {}
+    found = {}
 
-    def keep(name: str, values: Array) -> None:
+    def keep(name, values):
         values = kernel.hook(f"stored {name}", values, rows)
         found[name] = rows.data(values, kernel.store) if name in DATA_OUTPUTS else values.astype(f32).reshape(shape)
 
@@ -356,9 +329,7 @@ def outputs(kernel: Kernel, rows: Rows) -> dict[str, Array]:
     return found
 
 
-def _averaged(
-    kernel: Kernel, rows: Rows, mean: Array, variance: Array, m: int, keep: Callable[[str, Array], None]
-) -> None:
+def _averaged(kernel, rows, mean, variance, m, keep):
     """Running statistics."""
     p = rows.parameters
     f = kernel.hook("factor", f32(rows.problem.factor), rows)
@@ -371,38 +342,43 @@ def _averaged(
     keep("running_variance", spread)
 
 
-def _gathered(kernel: Kernel, rows: Rows, keep: Callable[[str, Array], None]) -> None:
-    """Statistics of several ranks, merged."""
-    problem = rows.problem
-    counts = np.array(problem.counts)
-    m2s = rows._rows(rows.inputs.m2s)[:, counts > 0]
-    means, counts = rows.x[:, counts > 0], kernel.hook("counts", counts[counts > 0].astype(f32), rows)
+def _merged(kernel, rows, means, squares, counts, total):
+    """Mean and variance of ranks by their means and sums of squares; `total` adds terms up, by the sum's name."""
     n = int(counts.sum())
     if kernel.chains:
-        parts = [(means[:, i : i + 1], m2s[:, i : i + 1], int(c)) for i, c in enumerate(counts)]
+        parts = [(means[:, i : i + 1], squares[:, i : i + 1], int(c)) for i, c in enumerate(counts)]
         while len(parts) > 1:
             parts[:2] = [_merge(*parts[:2])]
         mean, variance = parts[0][0], parts[0][1] / f32(n)
     else:
         pivot = means[:, :1] if kernel.shifted else f32(0)
-        mean = kernel.hook("mean", kernel.over(kernel.sum("mean", (means - pivot) * counts), n) + pivot, rows)
+        mean = kernel.over(total("mean", (means - pivot) * counts), n) + pivot
         apart = means if kernel.one_pass else means - mean
-        between = kernel.hook("between", kernel.over(kernel.sum("variance", apart * apart * counts), n), rows)
-        within = kernel.hook("within", kernel.over(kernel.sum("within", m2s), n), rows)
-        variance = kernel.hook("variance", within + (between - mean * mean if kernel.one_pass else between), rows)
-    inverse = kernel.inverse(variance, rows)
+        between = kernel.hook("between", kernel.over(total("variance", apart * apart * counts), n), rows)
+        within = kernel.hook("within", kernel.over(total("within", squares), n), rows)
+        variance = within + (between - mean * mean if kernel.one_pass else between)
+    mean, variance = kernel.hook("mean", mean, rows), kernel.hook("variance", variance, rows)
+    return mean, variance, kernel.inverse(variance, rows), n
+
+
+def _gathered(kernel, rows, keep):
+    """Statistics of several ranks, merged."""
+    counts = np.array(rows.problem.counts)
+    own = counts > 0
+    squares, weights = rows._rows(rows.inputs.m2s)[:, own], kernel.hook("counts", counts[own].astype(f32), rows)
+    mean, variance, inverse, n = _merged(kernel, rows, rows.x[:, own], squares, weights, kernel.sum)
     for name, value in (("mean", mean), ("variance", variance), ("inv_variance", inverse)):
         keep(name, value)
     _averaged(kernel, rows, mean, variance, n, keep)
 
 
-def _of_ranks(rows: Rows, array: Array) -> list[Array]:
+def _of_ranks(rows, array):
     """The part of each rank that has images."""
     ends = np.cumsum(rows.problem.shares)[:-1] * rows.inner
     return [part for part in np.split(array, ends, axis=1) if part.shape[1]]
 
 
-def _synchronized(kernel: Kernel, rows: Rows, keep: Callable[[str, Array], None]) -> None:
+def _synchronized(kernel, rows, keep):
     """Training over ranks: each one's statistics, gathered and merged; running averages once."""
     parts = _of_ranks(rows, rows.x)
     own = [kernel.moments(x) for x in parts]
@@ -412,21 +388,8 @@ def _synchronized(kernel: Kernel, rows: Rows, keep: Callable[[str, Array], None]
     gathered = np.stack([np.concatenate(values, axis=1) for values in zip(*own, strict=True)])
     gathered, counts = kernel.hook("gathered", (gathered, kernel.hook("counts", sizes, rows)), rows)
     means, variances = gathered
-    n = int(counts.sum())
-    if kernel.chains:
-        merged = means[:, :1], variances[:, :1] * counts[0], int(counts[0])
-        for i in range(1, len(counts)):
-            merged = _merge(merged, (means[:, i : i + 1], variances[:, i : i + 1] * counts[i], int(counts[i])))
-        mean, variance = merged[0], merged[1] / f32(n)
-    else:
-        pivot = means[:, :1] if kernel.shifted else f32(0)
-        mean = kernel.over(pairwise((means - pivot) * counts), n) + pivot
-        apart = means if kernel.one_pass else means - mean
-        between = kernel.hook("between", kernel.over(pairwise(apart * apart * counts), n), rows)
-        within = kernel.hook("within", kernel.over(pairwise(variances * counts), n), rows)
-        variance = within + (between - mean * mean if kernel.one_pass else between)
-    mean, variance = kernel.hook("mean", mean, rows), kernel.hook("variance", variance, rows)
-    inverse = kernel.inverse(variance, rows)
+    merged = kernel, rows, means, variances * counts, counts, lambda name, terms: pairwise(terms)
+    mean, variance, inverse, n = _merged(*merged)
     columns = np.repeat(np.arange(len(parts)), [x.shape[1] for x in parts])
     own_inverse = np.concatenate([kernel.inverse(v, rows) for _, v in own], axis=1)
     all_means = np.concatenate([m for m, _ in own], axis=1)
@@ -438,9 +401,7 @@ def _synchronized(kernel: Kernel, rows: Rows, keep: Callable[[str, Array], None]
     _averaged(kernel, rows, mean, variance, kernel.hook("count", n, rows), keep)
 
 
-def _synchronized_backward(
-    kernel: Kernel, rows: Rows, mean: Array, inverse: Array, keep: Callable[[str, Array], None]
-) -> None:
+def _synchronized_backward(kernel, rows, mean, inverse, keep):
     """Backward over ranks: their sums added up; dscale and dbias are each rank's own, which the check adds up."""
     parts = list(zip(_of_ranks(rows, rows.dy), _of_ranks(rows, rows.x), strict=True))
     dbias = np.concatenate([kernel.sum("dbias", dy) for dy, _ in parts], axis=1)
@@ -469,7 +430,7 @@ def _synchronized_backward(
     keep("dbias", kernel.hook("dbias", pairwise(kept[0]), rows))
 
 
-def _reduced(kernel: Kernel, rows: Rows, mean: Array, inverse: Array, keep: Callable[[str, Array], None]) -> None:
+def _reduced(kernel, rows, mean, inverse, keep):
     """The sums of backward."""
     total = kernel.hook("dbias", kernel.sum("dbias", rows.dy), rows)
     if kernel.one_pass:
@@ -483,7 +444,7 @@ def _reduced(kernel: Kernel, rows: Rows, mean: Array, inverse: Array, keep: Call
     keep("dbias", total)
 
 
-def _from_sums(kernel: Kernel, rows: Rows, mean: Array, inverse: Array) -> Array:
+def _from_sums(kernel, rows, mean, inverse):
     """dx from sums that are given."""
     p, n = rows.parameters, int(kernel.hook("count", rows.problem.count, rows))
     total, moment = kernel.hook("sums", (p["sum_dy"], p["sum_dy_xmu"]), rows)

@@ -1,17 +1,10 @@
 """Faults of calls with an activation and of composed calls; `pybnorm.check.selftest.faults` has those of plain ones."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 
-from pybnorm._arrays import Buffer
 from pybnorm.check.language.calls import COMPOSED
 from pybnorm.check.selftest.faults import (
     GAPS,
-    Call,
-    Change,
     Fault,
     Faulty,
     aligned,
@@ -25,86 +18,30 @@ from pybnorm.check.selftest.faults import (
     shares,
     writes,
 )
-from pybnorm.check.selftest.simulated import Kernels, array_of
-from selftest_tool.composed import Composed
-
-__all__ = ["FAULTS", "FaultyCalls"]
+from pybnorm.check.selftest.simulated import array_of
+from selftest_tool.composed import Activated, Composed
 
 _COMPOSED_CALLS = frozenset(composed.name for composed in COMPOSED.values())
 
 
-class _Activated(Kernels):
-    """Kernels with an activation behind them, of what may have a residual added."""
-
-    passes: Any = staticmethod(np.greater)
-    """Where a gradient passes, of a result and 0."""
-
-    def backward(self, *, dy: Buffer, activation: Any = None, **named: Any) -> None:  # type: ignore[override]
-        if not activation:
-            super().backward(dy=dy, **named)
-            return
-        bias, given, dz = (named.pop(name, None) for name in ("bias", "y", "dz"))
-        gradient, zero = array_of(dy), np.float32(0)
-        if given is not None:
-            passes = self.passes(array_of(given), zero)
-        else:
-            rows = self.rows(array_of(named["x"]), named["mode"])
-            mean, r, scale, shift = (
-                self.parameter(b, np.float32)
-                for b in (named["saved_mean"], named["saved_inv_variance"], named["scale"], bias)
-            )
-            passes = self.back(self.passes((rows - mean) * r * scale + shift, zero), gradient.shape, named["mode"])
-        kept = gradient.copy()
-        gradient[...] = np.where(passes, gradient, gradient.dtype.type(0))
-        if dz is not None:
-            array_of(dz)[...] = gradient
-        super().backward(dy=dy, **named)
-        gradient[...] = kept
-
-    def forward_training(self, **named: Any) -> None:  # type: ignore[override]
-        behind = {name: named.pop(name, None) for name in _BEHIND}
-        super().forward_training(**named)
-        self._finish(named["y"], **behind)
-
-    def forward_inference(self, **named: Any) -> None:  # type: ignore[override]
-        behind = {name: named.pop(name, None) for name in _BEHIND}
-        super().forward_inference(**named)
-        self._finish(named["y"], **behind)
-
-    def _finish(self, y: Buffer, activation: Any, activation_low: Any, activation_high: Any, z: Buffer | None) -> None:
-        if activation:
-            out = array_of(y)
-            values = out.astype(np.float32)
-            if z is not None:
-                values = values + array_of(z).astype(np.float32)
-            low, high = (0.0 if activation_low is None else activation_low), activation_high
-            values = np.maximum(values, np.float32(low))
-            out[...] = (values if high is None else np.minimum(values, np.float32(high))).astype(out.dtype)
-
-
-_BEHIND = ("activation", "activation_low", "activation_high", "z")
-
-
-def _mask_with_zero(buffers: dict[str, Buffer], right: Call, before: int) -> None:
+def _mask_with_zero(buffers, right, before):
     """A gradient passes where forward's result is 0, too; the kernel looks for this change."""
     right()
 
 
-def _masks_dy(buffers: dict[str, Buffer], right: Call, before: int) -> None:
+def _masks_dy(buffers, right, before):
     """Leaves the masked gradient where the whole one was."""
     right()
     array_of(buffers["dy"])[...] = array_of(buffers["dz"])
 
 
-class FaultyCalls(Faulty, _Activated, Composed):
+class FaultyCalls(Faulty, Activated, Composed):
     """Kernels with activations and composed calls, all of which go through a fault."""
 
-    def __init__(self, change: Change | None) -> None:
-        super().__init__(change)
-        if change is _mask_with_zero:
-            self.passes = np.greater_equal
+    def passes(self, value):
+        return value >= self.limits[0] if self.change is _mask_with_zero else super().passes(value)
 
-    def __getattribute__(self, name: str) -> Any:
+    def __getattribute__(self, name):
         found = super().__getattribute__(name)
         if name not in _COMPOSED_CALLS:
             return found
@@ -120,7 +57,7 @@ _BY_INVERSE = ("backward_reduce", "backward_elemt", "elemt")
 _GATHERED = ("gather_stats,spatial,f32,nchw,4x6,fill=randn", "gather_stats,spatial,f64,nchw,5x3,fill=randn")
 
 
-def _composed(words: tuple[str, ...], dtypes: tuple[str, ...] = ("f32",), rest: str = "") -> tuple[str, ...]:
+def _composed(words, dtypes=("f32",), rest=""):
     return tuple(f"{word},spatial,{dtype},nchw,4x6x3x5,fill=randn{rest}" for word in words for dtype in dtypes)
 
 
@@ -131,7 +68,7 @@ _FUSED = tuple(
     for d in ("f32", "bf16")
 )
 _MASKED = tuple(f"backward,spatial,{d},nchw,4x6x3x5,fill=randn,activation=relu,residual=1" for d in ("f32", "bf16"))
-FAULTS: dict[str, Fault] = {
+FAULTS = {
     "the gradient passes a ReLU at 0": Fault(
         _mask_with_zero,
         tuple(

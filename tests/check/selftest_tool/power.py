@@ -16,42 +16,25 @@ honest kernel may be FAIL or MISTRUSTED, and but for the one-pass kernel none ma
 be CHAIN.
 """
 
-from __future__ import annotations
-
+import collections
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 from unittest import mock
 
 import numpy as np
-import numpy.typing as npt
+from judged_calls import made
 
 from pybnorm.check.judging import whole_call
-from pybnorm.check.judging.bounds import Expected, Status, Tier, expect, judging
+from pybnorm.check.judging.bounds import Status, Tier, expect, judging
 from pybnorm.check.judging.deviations import measured
 from pybnorm.check.judging.elements import asked
 from pybnorm.check.judging.roundings import EXPLAINED
 from pybnorm.check.judging.whole_call import Record, counted, judge_call, scatter_of
-from pybnorm.check.language.data import generate, sums_are_exact
+from pybnorm.check.language.data import sums_are_exact
 from pybnorm.check.language.problem import DATA_OUTPUTS, Problem
 from pybnorm.enums import DataType
 from selftest_tool import rows
-
-__all__ = [
-    "ELEMENTS",
-    "QUICK",
-    "SHAPES",
-    "VISIBLE",
-    "WHOLE",
-    "Report",
-    "Setting",
-    "render",
-    "run",
-]
-
-Array = npt.NDArray[Any]
 
 SHAPES = {
     64: "4x16x4x4",
@@ -95,7 +78,7 @@ class Setting:
     """Of the problem, such as an activation."""
 
     @property
-    def problem(self) -> Problem:
+    def problem(self):
         """The problem of it."""
         if self.operation == "gather_stats":
             return Problem.parse(f"gather_stats,spatial,{self.dtype},nchw,{self.m}x{CHANNELS},fill={self.fill}")
@@ -106,18 +89,18 @@ class Setting:
         )
 
     @property
-    def _more(self) -> str:
+    def _more(self):
         return f",{self.options}" if self.options else ""
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.operation} m={self.m} {self.dtype} {self.fill}{self._more}"
 
 
 def _settings(
-    lengths: Iterable[int],
-    dtypes: Iterable[str] = ("f32",),
-    operations: Iterable[str] = ("train", "backward", "infer"),
-) -> tuple[Setting, ...]:
+    lengths,
+    dtypes=("f32",),
+    operations=("train", "backward", "infer"),
+):
     return tuple(
         Setting(operation, m, fill, dtype)
         for m in lengths
@@ -131,7 +114,7 @@ _COMPOSED = ("frozen", "training_grad", "backward_reduce", "backward_elemt", "el
 SHORT = ("f16", "bf16")
 
 
-def _activated(lengths: Iterable[int]) -> tuple[Setting, ...]:
+def _activated(lengths):
     """Each operation with an activation, masked by forward's result and by one that is made again."""
     return tuple(
         Setting(operation, m, fill, options=f"activation={activation}")
@@ -166,79 +149,52 @@ WHOLE = (
 """Half an hour."""
 
 
-@dataclasses.dataclass
 class Report:
     """What was found."""
 
-    settings: list[str]
-    found: dict[str, dict[str, list[str]]]
-    """By bug and setting: the outputs that were FAIL."""
-    missed: dict[str, dict[str, list[str]]]
-    """The outputs that had to be and were not."""
-    hidden: dict[str, dict[str, list[str]]]
-    """Outputs in which it cannot be seen, with the reason."""
-    alarms: list[str]
-    """Honest kernels that were objected to."""
-    judged: int
-    """Outputs of honest kernels."""
-    seconds: float
+    def __init__(self, settings):
+        self.settings, self.alarms, self.judged, self.started = settings, [], 0, time.perf_counter()
+        self.found, self.missed, self.hidden = (collections.defaultdict(list) for _ in range(3))
+        """By bug: (setting, output) that were FAIL, that had to be and were not, and in which it cannot be seen."""
 
     @property
-    def good(self) -> bool:
-        """Nothing missed, nobody accused."""
+    def good(self):
         return not self.missed and not self.alarms
 
 
-def run(settings: Sequence[Setting] = QUICK) -> Report:
+def run(settings=QUICK, bugs=rows.BUGS, styles=rows.STYLES):
     """Judge every style and every bug in every setting."""
-    report = Report([str(s) for s in settings], {}, {}, {}, [], 0, 0.0)
+    report = Report([str(s) for s in settings])
     for setting in settings:
         with _statuses_only():
-            one = _one(setting)
-        for name in ("found", "missed", "hidden"):
-            for bug, places in getattr(one, name).items():
-                getattr(report, name).setdefault(bug, {}).update(places)
-        report.alarms += one.alarms
-        report.judged += one.judged
-        report.seconds += one.seconds
+            _one(report, setting, bugs, styles)
     return report
 
 
 @contextlib.contextmanager
-def _statuses_only() -> Iterator[None]:
+def _statuses_only():
     """Leave out what names conventions and places: most of the time of a FAIL, and no status depends on it."""
     nothing = {"convention_of": lambda *_: None}, {"put": lambda *_: None}
     with mock.patch.multiple(whole_call, **nothing[0]), mock.patch.multiple(judging, **nothing[1]):
         yield
 
 
-def _one(setting: Setting) -> Report:
-    """Every style and every bug in one setting."""
-    started = time.perf_counter()
-    report = Report([str(setting)], {}, {}, {}, [], 0, 0.0)
-    problem = setting.problem
-    inputs = generate(problem)
-    expected, by_channel = expect(problem, inputs), rows.Rows(problem, inputs)
-    for style, kernel in rows.STYLES.items():
+def _one(report, setting, bugs, styles):
+    """Each style and each bug in one setting."""
+    expected, by_channel = made(setting.problem)
+    for style, kernel in styles.items():
         verdicts = judge_call(expected, rows.outputs(kernel, by_channel))
         report.judged += len(verdicts)
         allowed = [Status.PASS]
         allowed += [Status.WARN] if style == "one pass" else [Status.CHAIN] if style in rows.ONE_CHAIN else []
-        report.alarms += [
-            f"{setting}: {style}: {v.output} {v.status.value}: {v.note}"
-            for v in verdicts.values()
-            if v.status not in allowed
-        ]
+        wrong = [v for v in verdicts.values() if v.status not in allowed]
+        report.alarms += [f"{setting}: {style}: {v.output} {v.status.value}: {v.note}" for v in wrong]
     right = rows.outputs(rows.Kernel(), by_channel)
-    for bug in rows.BUGS:
+    for bug in bugs:
         _look(report, setting, bug, expected, by_channel, right)
-    report.seconds = time.perf_counter() - started
-    return report
 
 
-def _look(
-    report: Report, setting: Setting, bug: str, expected: Expected, by_channel: rows.Rows, right: dict[str, Array]
-) -> None:
+def _look(report, setting, bug, expected, by_channel, right):
     """Enter what the judge says of one bug."""
     got = rows.outputs(rows.BUGS[bug], by_channel)
     reached = [name for name in got if got[name].tobytes() != right[name].tobytes()]
@@ -248,8 +204,8 @@ def _look(
     verdicts = judge_call(expected, got, record)
     exact = sums_are_exact(expected.problem)
 
-    def enter(where: dict[str, dict[str, list[str]]], text: str) -> None:
-        where.setdefault(bug, {}).setdefault(str(setting), []).append(text)
+    def enter(where, text):
+        where[bug].append((str(setting), text))
 
     for name in reached:
         if verdicts[name].status == Status.FAIL:
@@ -272,7 +228,7 @@ def _look(
             enter(report.missed, f"{name}: {verdicts[name].status.value}")
 
 
-def _left_by_store(expected: Expected, bug: str, name: str, got: dict[str, Array]) -> float:
+def _left_by_store(expected, bug, name, got):
     """Share of the deviation that a 16-bit y or dx shows that is the kernel's own; of the sum that shows most.
 
     A bug whose prediction is right to the last digit explains no more of it.
@@ -288,7 +244,7 @@ def _left_by_store(expected: Expected, bug: str, name: str, got: dict[str, Array
     return max(shares, default=1.0)
 
 
-def _effect(expected: Expected, name: str, got: Array, right: Array, least: Tier = _LEAST) -> float:
+def _effect(expected, name, got, right, least=_LEAST):
     """Largest change by a bug, in units of the bound of `least`."""
     worst = 0.0
     with np.errstate(all="ignore"):
@@ -299,25 +255,18 @@ def _effect(expected: Expected, name: str, got: Array, right: Array, least: Tier
     return worst
 
 
-def render(report: Report) -> str:
+def render(report):
     """The report as a table: of each bug, the outputs in which it was seen, in which not, and why."""
-    lines = [f"settings: {len(report.settings)}: {', '.join(report.settings)}", ""]
-    lines.append(f"{'bug':<58}{'outputs seen':>14}{'missed':>8}{'cannot be seen':>16}")
+    lines = [f"{len(report.settings)} settings", f"{'bug':<58}{'outputs seen':>14}{'missed':>8}{'cannot be seen':>16}"]
     for bug in rows.BUGS:
-        counts = [sum(map(len, where.get(bug, {}).values())) for where in (report.found, report.missed, report.hidden)]
+        counts = [len(where.get(bug, ())) for where in (report.found, report.missed, report.hidden)]
         lines.append(f"{bug:<58}{counts[0]:>14}{counts[1]:>8}{counts[2]:>16}")
-    lines += ["", "cannot be seen:"]
-    for bug, places in report.hidden.items():
-        for setting, outputs in places.items():
-            lines.append(f"    {bug}: {setting}: {', '.join(outputs)}")
-    for bug, places in report.missed.items():
-        for setting, outputs in places.items():
-            lines.append(f"MISSED {bug}: {setting}: {', '.join(outputs)}")
+    for word, where in (("cannot be seen", report.hidden), ("MISSED", report.missed)):
+        lines += [f"{word} {bug}: {setting}: {text}" for bug, places in where.items() for setting, text in places]
     lines += [f"FALSE ALARM {text}" for text in report.alarms]
     verdict = "as required" if report.good else "NOT as required"
-    lines += [
-        "",
+    lines.append(
         f"{len(rows.BUGS)} bugs, {len(rows.STYLES)} honest styles of kernels ({report.judged} outputs judged, "
-        f"{len(report.alarms)} objected to): {verdict}, in {report.seconds:.0f} s",
-    ]
+        f"{len(report.alarms)} objected to): {verdict}, in {time.perf_counter() - report.started:.0f} s"
+    )
     return "\n".join(lines)

@@ -5,110 +5,87 @@ measured, says which outputs it reaches: those whose bits are not those of the s
 `pybnorm.check.selftest.simulated` has the faults of memory, which need a call.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
 from pybnorm.check.language import activations
-from selftest_tool.kernels import Array, Change, Kernel, Rows, bf16, f32, outputs, pairwise, sequential
-from selftest_tool.stores import (
-    away_from_zero,
-    by_chance,
-    every_other,
-    low_half,
-    tf32,
-    through_other,
-    toward_zero,
-    twice_rounded,
-    upward,
-)  # fmt: skip
+from selftest_tool import stores
+from selftest_tool.kernels import Kernel, Rows, bf16, f32, outputs, pairwise, sequential
 from selftest_tool.styles import ONE_CHAIN, STYLES
 
 __all__ = ["BUGS", "ONE_CHAIN", "STYLES", "Kernel", "Rows", "outputs", "sequential"]
 
 
-def _reads(change: Callable[[Array], Array], *names: str) -> Kernel:
+def _reads(change, *names):
     return Kernel(reads=dict.fromkeys(names or ("",), change))
 
 
-def _after(**changes: Change) -> Kernel:
+def _after(**changes):
     return Kernel(after={name.replace("__", " "): change for name, change in changes.items()})
 
 
-def _each(change: Change, *names: str) -> Kernel:
+def _each(change, *names):
     """The same change of several values; without names, of what is stored of y and dx."""
     return Kernel(after=dict.fromkeys(names or ("stored y", "stored dx"), change))
 
 
-def _without(a: Array, places: Any) -> Array:
-    a = a.copy()
-    a[:, places] = 0
-    return a
-
-
-def _from(a: Array, place: Any, other: Any) -> Array:
-    a = a.copy()
-    a[:, place] = a[:, other]
-    return a
-
-
-def _twice(a: Array, places: Any) -> Array:
-    a = a.copy()
-    a[:, places] *= 2
-    return a
-
-
-def _swapped(a: Array, i: int, k: int) -> Array:
-    a = a.copy()
-    a[:, [i, k]] = a[:, [k, i]]
-    return a
-
-
-def _put(a: Array, place: Any, value: Any) -> Array:
+def _put(a, place, value):
     a = a.copy()
     a[place] = value
     return a
 
 
-def _through(dtype: Any) -> Change:
+def _without(a, places):
+    return _put(a, (slice(None), places), 0)
+
+
+def _from(a, place, other):
+    return _put(a, (slice(None), place), a[:, other])
+
+
+def _twice(a, places):
+    return _put(a, (slice(None), places), 2 * a[:, places])
+
+
+def _swapped(a, i, k):
+    return _from(a, [i, k], [k, i])
+
+
+def _through(dtype):
     return lambda value, rows: value.astype(dtype).astype(f32)
 
 
-def _partials(dtype: Any) -> Callable[[Array], Array]:
-    def total(a: Array) -> Array:
+def _partials(dtype):
+    def total(a):
         a = np.pad(a, ((0, 0), (0, -a.shape[1] % 256)))
         return pairwise(pairwise(a.reshape(-1, 256)).reshape(len(a), -1).astype(dtype).astype(f32))
 
     return total
 
 
-def _fixed(a: Array) -> Array:
+def _fixed(a):
     """Partial sums in steps of 2**-6."""
     a = np.pad(a, ((0, 0), (0, -a.shape[1] % 64)))
     return pairwise(np.floor(pairwise(a.reshape(-1, 64)).reshape(len(a), -1) * f32(64)) / f32(64))
 
 
-def _epsilon(change: Callable[[Array, f32], Array]) -> Kernel:
+def _epsilon(change):
     return Kernel(after={"of variance": lambda v, rows: change(v, f32(rows.problem.epsilon))})
 
 
-def _own_count(rows: Rows) -> int:
+def _own_count(rows):
     """Elements per statistic of one rank."""
     if not rows.problem.composed.startswith("sync"):
         return rows.problem.m
     return next(images for images in rows.problem.shares if images) * rows.inner
 
 
-def _own_bessel(rows: Rows) -> f32:
+def _own_bessel(rows):
     """What an unbiased variance by the count of one rank is of the right one."""
     n, own = f32(rows.problem.m), f32(_own_count(rows))
     return (n - _one) / n * own / (own - _one) if rows.problem.composed.startswith("sync") else _one
 
 
-def _of_own(values: Any, rows: Rows, which: int) -> Any:
+def _of_own(values, rows, which):
     """Of two vectors of all ranks, one that is each rank's own; of training both are as they were."""
     ranks, own = values
     if rows.problem.composed != "sync_backward":
@@ -116,82 +93,76 @@ def _of_own(values: Any, rows: Rows, which: int) -> Any:
     return tuple(own[i] if i == which else ranks[i] for i in range(2)), own
 
 
-def _fewer(counts: Any) -> Any:
+def _fewer(counts):
     """Without the last rank, of which a single number tells nothing."""
     return counts[:-1] if isinstance(counts, np.ndarray) else counts
 
 
-def _more(counts: Any) -> Any:
+def _more(counts):
     return np.append(counts, counts[-1]) if isinstance(counts, np.ndarray) else counts
 
 
-def _m(rows: Rows) -> f32:
+def _m(rows):
     return f32(rows.problem.m)
 
 
-def _unbiased(inverse: Array, rows: Rows) -> Array:
+def _unbiased(inverse, rows):
     variance = np.maximum(_one / (inverse * inverse) - f32(rows.problem.epsilon), 0)
     return _one / np.sqrt(variance * _m(rows) / (_m(rows) - _one) + f32(rows.problem.epsilon))
 
 
-def _tile(a: Array, times: int) -> Array:
+def _tile(a, times):
     """One warp's 32 elements, an aligned run in the middle, so many times."""
     first = a.shape[1] // 96 * 32
-    a = a.copy()
-    if first:
-        a[:, first : first + 32] *= f32(times)
-    return a
+    return _put(a, (slice(None), _run(first, 32)), f32(times) * a[:, _run(first, 32)]) if first else a
 
 
-def _blocks(a: Array) -> Array:
+def _blocks(a):
     return _without(a, slice(255, None, 256)) if a.shape[1] > 256 else a
 
 
-def _skipped(a: Array) -> Array:
+def _skipped(a):
     places = np.arange(a.shape[1])
     return _without(a, places // 1024 % 32 == 31)
 
 
-def _run(first: int, count: int) -> slice:
+def _run(first, count):
     return slice(first, first + count)
 
 
-def _less_a_block(value: Array, rows: Rows) -> Array:
+def _less_a_block(value, rows):
     """Divided by a count that lacks a block of 256."""
     return value * _m(rows) / (_m(rows) - min(f32(256), np.floor(_m(rows) / 4)))
 
 
-def _averaged(value: Array, rows: Rows) -> Array:
+def _averaged(value, rows):
     return _put(value, [0, 1], (value[:1] + value[1:2]) / 2)
 
 
-def _one_step(variance: Array, rows: Rows) -> Array:
+def _one_step(variance, rows):
     """1 / sqrt from the exponent, and one step of Newton's."""
     value = (variance + f32(rows.problem.epsilon)).astype(f32)
     near = (np.uint32(0x5F3759DF) - (value.view(np.uint32) >> np.uint32(1))).view(f32)
     return near * (f32(1.5) - f32(0.5) * value * near * near)
 
 
-def _in_pairs(a: Array, rows: Rows) -> Array:
+def _in_pairs(a, rows):
     """Neighbours exchanged, of each four."""
     whole = a.shape[1] // 4 * 4
-    a = a.copy()
-    a[:, :whole] = a[:, :whole].reshape(len(a), -1, 4)[:, :, [1, 0, 3, 2]].reshape(len(a), -1)
-    return a
+    return _from(a, np.arange(whole), np.arange(whole) ^ 1)
 
 
-def _of_17_bits(value: Array, rows: Rows) -> Array:
+def _of_17_bits(value, rows):
     digits, exponent = np.frexp(value)
     return np.ldexp(np.round(digits * f32(2.0**17)) / f32(2.0**17), exponent)
 
 
-def _last_quarter(value: Array, rows: Rows) -> Array:
-    value = value.copy()
-    value[:, -(value.shape[1] // 4) :] *= f32(1 + 5e-6)
-    return value
+def _last_quarter(value, rows):
+    last = slice(None), slice(-(value.shape[1] // 4), None)
+    return _put(value, last, value[last] * f32(1 + 5e-6))
 
 
-def _in_16_bits(a: Array) -> Array:
+def _in_16_bits(a):
     """Sums of 32 elements, added up in float16."""
     parts = np.pad(a, ((0, 0), (0, -a.shape[1] % 1024))).reshape(len(a), -1, 1024).sum(axis=2, dtype=f32)
     total = np.zeros((len(a), 1), np.float16)
@@ -200,37 +171,37 @@ def _in_16_bits(a: Array) -> Array:
     return total.astype(f32)
 
 
-def _limits(rows: Rows) -> tuple[float, float]:
+def _limits(rows):
     return activations.limits(rows.problem)
 
 
-def _clipped(value: Array, rows: Rows) -> Array:
+def _clipped(value, rows):
     low, high = _limits(rows)
     return np.minimum(np.maximum(value, f32(low)), f32(high))
 
 
-def _early(value: Array, rows: Rows) -> Array:
+def _early(value, rows):
     return _clipped(value - rows.z, rows) + rows.z if rows.problem.residual else _clipped(value, rows)
 
 
-def _sloped(value: Array, rows: Rows) -> Array:
+def _sloped(value, rows):
     low = f32(_limits(rows)[0])
     return np.where(value > low, _clipped(value, rows), low + (value - low) * f32(1e-3))
 
 
-def _before_residual(value: Array, rows: Rows) -> Array:
+def _passing(value, rows):
+    return activations.passes(rows.problem, value)
+
+
+def _before_residual(value, rows):
     p = rows.parameters
     plain = (rows.x - p["saved_mean"]) * p["saved_inv_variance"] * p["scale"] + p["bias"]
-    return activations.passes(rows.problem, plain)
-
-
-def _passing(value: Array, rows: Rows) -> Array:
-    return activations.passes(rows.problem, value)
+    return _passing(plain, rows)
 
 
 _one = f32(1)
 _OFF = ("1e-4", "1e-5", "2e-6")
-BUGS: dict[str, Kernel] = {
+BUGS = {
     # elements of every sum
     "last element dropped": _reads(lambda a: a[:, :-1]),
     "first element dropped": _reads(lambda a: a[:, 1:]),
@@ -338,7 +309,7 @@ BUGS: dict[str, Kernel] = {
     "partial sums in float16": Kernel(total=_partials(np.float16)),
     "partial sums in bfloat16": Kernel(total=_partials(bf16)),
     "warps added up in float16": Kernel(total=_in_16_bits),
-    "terms in tf32": _reads(tf32),
+    "terms in tf32": _reads(stores.tf32),
     "partial sums in fixed point": Kernel(total=_fixed),
     "mean through bfloat16": _after(mean=_through(bf16)),
     "mean through float16": _after(mean=_through(np.float16)),
@@ -447,14 +418,14 @@ BUGS: dict[str, Kernel] = {
         lambda v, r: _put(v, [0, 1], v[[1, 0]]), "stored saved_mean", "stored running_variance"
     ),
     # 16-bit stores
-    "16-bit results truncated": Kernel(store=toward_zero),
-    "16-bit results rounded away from zero": Kernel(store=away_from_zero),
-    "16-bit results rounded upward": Kernel(store=upward),
-    "16-bit results through the other 16-bit type": Kernel(store=through_other),
-    "last bit of 16-bit results lost": Kernel(store=low_half),
-    "16-bit results rounded twice": Kernel(store=twice_rounded),
-    "last eighth of 16-bit results rounded by chance": Kernel(store=by_chance),
-    "halves of packed 16-bit results swapped": Kernel(store=every_other),
+    "16-bit results truncated": Kernel(store=stores.toward_zero),
+    "16-bit results rounded away from zero": Kernel(store=stores.away_from_zero),
+    "16-bit results rounded upward": Kernel(store=stores.upward),
+    "16-bit results through the other 16-bit type": Kernel(store=stores.through_other),
+    "last bit of 16-bit results lost": Kernel(store=stores.low_half),
+    "16-bit results rounded twice": Kernel(store=stores.twice_rounded),
+    "last eighth of 16-bit results rounded by chance": Kernel(store=stores.by_chance),
+    "halves of packed 16-bit results swapped": Kernel(store=stores.every_other),
     # blending
     "alpha ignored": _after(alpha=lambda a, r: f32(1)),
     "beta ignored": _after(beta=lambda a, r: f32(0)),

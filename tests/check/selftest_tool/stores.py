@@ -1,31 +1,11 @@
 """How kernels round what they store, to nearest and otherwise."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
-from selftest_tool.kernels import Array, Store, bf16, f32
-
-__all__ = [
-    "away_from_zero",
-    "by_chance",
-    "every_other",
-    "low_half",
-    "tf32",
-    "through_other",
-    "ties_away",
-    "ties_to_zero",
-    "toward_zero",
-    "twice_rounded",
-    "upward",
-    "without_denormals",
-]
+from selftest_tool.kernels import bf16, f32
 
 
-def _neighbours(values: Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+def _neighbours(values, dtype):
     """The nearest 16-bit number, and the next one on the other side of the value, or itself where it is exact."""
     near = values.astype(dtype)
     wide = near.astype(f32)
@@ -35,10 +15,10 @@ def _neighbours(values: Array, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     return near, np.where(exact, bits, further).astype(np.uint16).view(dtype)
 
 
-def _chosen(choose: Callable[[Array, Array, Array], Array]) -> Store:
+def _chosen(choose):
     """Between the two neighbours of a value, by their values; of 32-bit data nothing is changed."""
 
-    def store(values: Array, dtype: np.dtype[Any]) -> Array:
+    def store(values, dtype):
         if dtype.itemsize != 2:
             return values.astype(dtype)
         near, other = _neighbours(values, dtype)
@@ -56,27 +36,27 @@ away_from_zero = _chosen(lambda v, near, other: np.abs(other) > np.abs(near))
 upward = _chosen(lambda v, near, other: other > near)
 
 
-def without_denormals(values: Array, dtype: np.dtype[Any]) -> Array:
+def without_denormals(values, dtype):
     """To nearest; 16-bit results below the smallest normal number are 0."""
     stored = values.astype(dtype)
     tiny = f32(2.0**-14 if dtype == np.float16 else 2.0**-126)
     return np.where(np.abs(stored.astype(f32)) < tiny, dtype.type(0), stored)
 
 
-def through_other(values: Array, dtype: np.dtype[Any]) -> Array:
+def through_other(values, dtype):
     """16-bit results through the other 16-bit type."""
     if dtype.itemsize != 2:
         return values.astype(dtype)
     return values.astype(np.float16 if dtype == bf16 else bf16).astype(dtype)
 
 
-def low_half(values: Array, dtype: np.dtype[Any]) -> Array:
+def low_half(values, dtype):
     """The last bit of each 16-bit result is lost."""
     stored = values.astype(dtype)
     return (stored.view(np.uint16) & np.uint16(0xFFFE)).view(dtype) if dtype.itemsize == 2 else stored
 
 
-def every_other(values: Array, dtype: np.dtype[Any]) -> Array:
+def every_other(values, dtype):
     """Pairs of 16-bit results change places."""
     stored = values.astype(dtype)
     if dtype.itemsize == 2:
@@ -85,17 +65,17 @@ def every_other(values: Array, dtype: np.dtype[Any]) -> Array:
     return stored
 
 
-def tf32(a: Array) -> Array:
+def tf32(a):
     """Ten bits behind the point, rounded."""
     return ((a.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(f32)
 
 
-def twice_rounded(values: Array, dtype: np.dtype[Any]) -> Array:
+def twice_rounded(values, dtype):
     """16-bit results by way of tf32's ten bits behind the point."""
     return tf32(values).astype(dtype) if dtype == bf16 else values.astype(dtype)
 
 
-def by_chance(values: Array, dtype: np.dtype[Any]) -> Array:
+def by_chance(values, dtype):
     """The last eighth of 16-bit results rounded up or down by chance."""
     stored = values.astype(dtype)
     if dtype.itemsize == 2:

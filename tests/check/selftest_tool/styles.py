@@ -1,33 +1,15 @@
 """Honest styles of batch norm kernels, as libraries and their authors compute: none may be accused."""
 
-from __future__ import annotations
-
 import numpy as np
 
-from selftest_tool.kernels import (
-    Array,
-    Change,
-    Kernel,
-    Rows,
-    bf16,
-    blocked,
-    compensated,
-    f32,
-    lanes,
-    pairwise,
-    sequential,
-    tree,
-    wide,
-)  # fmt: skip
+from selftest_tool.kernels import Kernel, bf16, blocked, compensated, f32, lanes, pairwise, sequential, tree, wide
 from selftest_tool.stores import ties_away, ties_to_zero, without_denormals
 
-__all__ = ["ONE_CHAIN", "STYLES"]
 
-
-def _ulps(count: int) -> Change:
+def _ulps(count):
     """A value that is off by up to so many units in the last place, now up, now down."""
 
-    def change(value: Array, rows: Rows) -> Array:
+    def change(value, rows):
         direction = np.where(np.arange(len(value))[:, None] % 3 == 0, f32(np.inf), f32(-np.inf))
         for _ in range(count):
             value = np.nextafter(value, direction)
@@ -36,11 +18,11 @@ def _ulps(count: int) -> Change:
     return change
 
 
-def _flushed(value: Array, rows: Rows) -> Array:
+def _flushed(value, rows):
     return np.where(np.abs(value) < np.finfo(f32).tiny, f32(0), value)
 
 
-def _butterfly(a: Array) -> Array:
+def _butterfly(a):
     """Each lane of 32 adds what it reads, then lanes exchange; warps of 1,024 terms in a tree."""
     a = np.pad(a, ((0, 0), (0, -a.shape[1] % 1024))).reshape(len(a), -1, 32, 32)
     warps = np.add.accumulate(a, axis=2, dtype=f32)[:, :, -1]
@@ -49,7 +31,7 @@ def _butterfly(a: Array) -> Array:
     return tree(warps[:, :, 0])
 
 
-def _shuffled(a: Array) -> Array:
+def _shuffled(a):
     """As atomic additions of 256 sums come, in any order."""
     sums = lanes(256)
     whole = np.pad(a, ((0, 0), (0, -a.shape[1] % 256))).reshape(len(a), -1, 256).swapaxes(1, 2)
@@ -57,7 +39,7 @@ def _shuffled(a: Array) -> Array:
     return sequential(parts[:, np.random.default_rng(7).permutation(256)])
 
 
-def _double_float(a: Array) -> Array:
+def _double_float(a):
     """Knuth's sum and its error, in 16 chains."""
     a = np.pad(a, ((0, 0), (0, -a.shape[1] % 16))).reshape(len(a), -1, 16)
     high, low = np.zeros_like(a[:, 0]), np.zeros_like(a[:, 0])
@@ -69,7 +51,7 @@ def _double_float(a: Array) -> Array:
     return pairwise(np.concatenate([high, low], axis=1))
 
 
-def _split(a: Array) -> Array:
+def _split(a):
     """Each term as the sum of three of eight bits, as matrix units take it."""
     left, total = a, np.zeros_like(a[:, :1])
     for _ in range(3):
@@ -78,7 +60,7 @@ def _split(a: Array) -> Array:
     return total + pairwise(left)
 
 
-def _newton(variance: Array, rows: Rows) -> Array:
+def _newton(variance, rows):
     value = variance + f32(rows.problem.epsilon)
     rough = np.float16 if bool(((value > 1e-8) & (value < 1e8)).all()) else f32
     near = (f32(1) / np.sqrt(value)).astype(rough).astype(f32)
@@ -87,7 +69,7 @@ def _newton(variance: Array, rows: Rows) -> Array:
     return near
 
 
-STYLES: dict[str, Kernel] = {
+STYLES = {
     "two-pass, pairwise": Kernel(),
     "two-pass, sequential": Kernel(total=sequential),
     "4 lanes": Kernel(total=lanes(4)),
