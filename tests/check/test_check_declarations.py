@@ -31,28 +31,29 @@ def declaring(kernel=OneLiner, **attributes):
     return _Implemented("here:it", found, devices.device_for(found.memory_type))
 
 
-class Biased(OneLiner):
+class Otherwise(OneLiner):
+    """Training with one result that is another number."""
+
+    def forward_training(self, x, scale, bias, epsilon, exponential_average_factor, running_mean, running_variance):
+        f = np.float32(exponential_average_factor)
+        running = {"running_mean": running_mean, "running_variance": running_variance}
+        found = super().forward_training(x, scale, bias, epsilon, f, **running)
+        variance = x.astype(np.float32).var((0, *range(2, x.ndim)), keepdims=True)
+        return found | {
+            self.result: self.other(variance, (1 - f) * running_variance + f * variance).astype(scale.dtype)
+        }
+
+
+class Biased(Otherwise):
     """Its running variance is ONNX's."""
 
-    def forward_training(self, x, scale, bias, epsilon, exponential_average_factor, running_mean, running_variance):
-        f = exponential_average_factor
-        found = super().forward_training(
-            x, scale, bias, epsilon, f, running_mean=running_mean, running_variance=running_variance
-        )
-        variance = x.astype(np.float32).var((0, *range(2, x.ndim)), keepdims=True)
-        new = np.float32(1 - f) * running_variance + np.float32(f) * variance
-        return found | {"running_variance": new.astype(scale.dtype)}
+    result, other = "running_variance", staticmethod(lambda variance, running: running)
 
 
-class SavesVariance(OneLiner):
+class SavesVariance(Otherwise):
     """What it saves is the variance."""
 
-    def forward_training(self, x, scale, bias, epsilon, exponential_average_factor, running_mean, running_variance):
-        found = super().forward_training(
-            x, scale, bias, epsilon, exponential_average_factor, "spatial", running_mean, running_variance
-        )
-        variance = x.astype(np.float32).var((0, *range(2, x.ndim)), keepdims=True)
-        return found | {"saved_inv_variance": variance.astype(scale.dtype)}
+    result, other = "saved_inv_variance", staticmethod(lambda variance, running: variance)
 
 
 @pytest.mark.parametrize(
@@ -85,26 +86,24 @@ def test_what_is_not_claimed_is_unsupported(attributes, claimed, other, reason):
     assert result.case == other
 
 
-@pytest.mark.parametrize("more", ["", ",fill=randn", ",fill=randn,factor=1", ",fill=relu"])
-def test_a_running_variance_is_judged_by_the_convention_that_is_declared(more):
-    line = TRAIN + more
-    for kernel, claims, right in ((Biased, False, True), (Biased, True, False), (OneLiner, False, False)):
-        result = run_case(Problem.parse(line), declaring(kernel, unbiased=claims))
-        wrong = [v.output for v in result.verdicts if v.status == Status.FAIL]
-        assert wrong == ([] if right else ["running_variance"]), (kernel, claims)
+FILLS = ("exact", "randn", "randn,factor=1", "randn,kappa=3", "sqrteps", "relu")
 
 
-@pytest.mark.parametrize("more", ["", ",fill=randn", ",fill=randn,kappa=3", ",fill=sqrteps", ",fill=relu"])
-def test_a_saved_variance_is_judged_as_that(more):
-    line = TRAIN + more
-    for kernel, claims, right in (
-        (SavesVariance, "variance", True),
-        (SavesVariance, "inverse standard deviation", False),
-        (OneLiner, "variance", False),
-    ):
-        result = run_case(Problem.parse(line), declaring(kernel, saved=claims))
-        wrong = [v.output for v in result.verdicts if v.status == Status.FAIL]
-        assert wrong == ([] if right else ["saved_inv_variance"]), (kernel, claims)
+@pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.parametrize(
+    ("kernel", "claims", "wrong"),
+    [
+        (Biased, {"unbiased": False}, []),
+        (Biased, {"unbiased": True}, ["running_variance"]),
+        (OneLiner, {"unbiased": False}, ["running_variance"]),
+        (SavesVariance, {"saved": "variance"}, []),
+        (SavesVariance, {"saved": "inverse standard deviation"}, ["saved_inv_variance"]),
+        (OneLiner, {"saved": "variance"}, ["saved_inv_variance"]),
+    ],
+)
+def test_a_result_is_judged_by_the_convention_that_is_declared(fill, kernel, claims, wrong):
+    result = run_case(Problem.parse(f"{TRAIN},fill={fill}"), declaring(kernel, **claims))
+    assert [v.output for v in result.verdicts if v.status == Status.FAIL] == wrong
 
 
 def test_explain_takes_the_declared_convention_too():
@@ -166,13 +165,12 @@ def test_the_conventions_are_words_of_a_case(token, load_library):
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["infer,spatial,f32,nchw,8x3,unbiased=0", "backward,spatial,f32,nchw,8x3,saved=variance",
-     TRAIN + ",unbiased=0,running=0", TRAIN + ",saved=sigma"],
-)  # fmt: skip
-def test_the_conventions_are_of_training(line):
+    "case",
+    ["infer,{},unbiased=0", "backward,{},saved=variance", "train,{},unbiased=0,running=0", "train,{},saved=sigma"],
+)
+def test_the_conventions_are_of_training(case):
     with pytest.raises(ArgumentError):
-        Problem.parse(line)
+        Problem.parse(case.format("spatial,f32,nchw,8x3"))
 
 
 @pytest.mark.parametrize("output", ["running_variance", "saved_inv_variance"])

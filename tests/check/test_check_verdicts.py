@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from judged_calls import case, made, outputs_of
 from selftest_tool import kernels, rows
 
 from pybnorm.check.judging import roundings
-from pybnorm.check.judging.bounds import Status, expect, judge, tiers
+from pybnorm.check.judging.bounds import Status, judge, tiers
 from pybnorm.check.judging.results import verdict_text
 from pybnorm.check.judging.whole_call import counted, judge_call
 from pybnorm.check.language.data import generate, sums_are_exact
@@ -16,27 +17,10 @@ from pybnorm.check.selftest.simulated import session
 STATISTICS = {"saved_mean", "saved_inv_variance", "running_mean", "running_variance"}
 
 
-def cases(*lines):
-    made = {}
-    for line in lines:
-        problem = Problem.parse(line)
-        inputs = generate(problem)
-        made[line] = problem, inputs, expect(problem, inputs)
-    return made
-
-
 @pytest.fixture(scope="module")
 def long():
-    """m = 100,352."""
-    return cases(
-        "train,spatial,f32,nchw,32x4x56x56",
-        "train,spatial,f32,nchw,32x32x56x56",
-    )
-
-
-def judged(case, style="two_pass", bug=None):
-    problem, inputs, expected = case
-    return judge_call(expected, execute(problem, inputs, session(style, bug)).outputs)
+    """m = 100,352, in 4 channels and in 32."""
+    return {channels: case(f"train,spatial,f32,nchw,32x{channels}x56x56") for channels in (4, 32)}
 
 
 @pytest.mark.slow
@@ -44,9 +28,7 @@ def judged(case, style="two_pass", bug=None):
 @pytest.mark.parametrize("word", ["sync_train", "sync_backward"])
 def test_an_element_that_every_rank_drops_is_seen_in_every_output(word, fill):
     """m = 100,352: within the bound of so long a sum, and of the sums that ranks merge."""
-    line = f"{word},spatial,f32,nchw,32x16x56x56,fill={fill}"
-    problem, inputs, expected = cases(line)[line]
-    by_channel = rows.Rows(problem, inputs)
+    expected, by_channel = made(f"{word},spatial,f32,nchw,32x16x56x56,fill={fill}")
     right = judge_call(expected, rows.outputs(rows.Kernel(), by_channel))
     assert {v.status for v in right.values()} == {Status.PASS}, right
     for bug in ("last element dropped", "first element twice"):
@@ -71,9 +53,7 @@ def test_ranks_of_exact_data_have_sums_without_rounding():
 
 
 def test_welford_within_ranks_is_excused_and_what_no_rank_rounds_is_not():
-    line = "sync_train,spatial,f32,nchw,16x16x14x14"
-    problem, inputs, expected = cases(line)[line]
-    by_channel = rows.Rows(problem, inputs)
+    expected, by_channel = made("sync_train,spatial,f32,nchw,16x16x14x14")
     for style in ("Welford, one chain", "one pass", "multiplied by 1/m"):
         verdicts = judge_call(expected, rows.outputs(rows.STYLES[style], by_channel))
         allowed = {Status.PASS, Status.WARN} if style == "one pass" else {Status.PASS}
@@ -87,8 +67,7 @@ def test_welford_within_ranks_is_excused_and_what_no_rank_rounds_is_not():
 @pytest.mark.parametrize("fill", ["exact", "paired"])
 @pytest.mark.parametrize("output", ["saved_mean", "running_mean"])
 def test_a_factor_of_the_mean_is_named_on_exact_data(fill, output):
-    line = f"train,spatial,f32,nchw,8x16x56x56,fill={fill}"
-    _, _, expected = cases(line)[line]
+    _, _, expected = case(f"train,spatial,f32,nchw,8x16x56x56,fill={fill}")
     right = {name: expected.outputs[name] for name in ("saved_mean", "running_mean")}
 
     def named(change):
@@ -103,14 +82,12 @@ def test_a_factor_of_the_mean_is_named_on_exact_data(fill, output):
 
 
 def test_an_output_that_is_exact_takes_the_excuse_from_the_others(long):
-    case = long["train,spatial,f32,nchw,32x32x56x56"]
-    verdicts = judged(case, bug="biased running variance")
-    assert verdicts["running_variance"].status == Status.FAIL
-    assert "takes the biased variance" in verdicts["running_variance"].convention
-    assert {n for n, v in verdicts.items() if v.status == Status.FAIL} == {"running_variance"}
-    # with few channels, or a mean that is off as well, it may have been the recurrence
-    problem, inputs, expected = case
+    problem, inputs, expected = long[32]
     outputs = execute(problem, inputs, session(bug="biased running variance")).outputs
+    verdicts = judge_call(expected, outputs)
+    assert {n for n, v in verdicts.items() if v.status == Status.FAIL} == {"running_variance"}
+    assert "takes the biased variance" in verdicts["running_variance"].convention
+    # with few channels, or a mean that is off as well, it may have been the recurrence
     outputs["saved_mean"] = np.nextafter(outputs["saved_mean"], np.float32(9))
     outputs["saved_inv_variance"] = outputs["saved_inv_variance"] * np.float32(1 + 2e-6)
     assert judge_call(expected, outputs)["running_variance"].status == Status.PASS
@@ -118,7 +95,7 @@ def test_an_output_that_is_exact_takes_the_excuse_from_the_others(long):
 
 def test_a_mean_that_no_recurrence_makes_takes_the_excuse_from_the_others(long):
     """Where the mean is 0 the recurrence rounds next to nothing."""
-    problem, inputs, expected = long["train,spatial,f32,nchw,32x4x56x56"]
+    problem, inputs, expected = long[4]
     outputs = execute(problem, inputs, session("welford")).outputs
     outputs["saved_inv_variance"] *= np.float32(1 + 3e-6)
     untold = judge_call(expected, outputs)["saved_inv_variance"]
@@ -132,26 +109,21 @@ def test_a_mean_that_no_recurrence_makes_takes_the_excuse_from_the_others(long):
 
 @pytest.mark.parametrize("line", ["train,spatial,f32,nchw,4x3x3x4,fill=randn", "backward,spatial,bf16,nchw,4x3x4x4"])
 def test_a_verdict_says_how_small_an_error_would_have_been_noticed(line):
-    case = cases(line)[line]
-    problem, inputs, expected = case
-    outputs = execute(problem, inputs, session()).outputs
+    problem, _, expected, outputs = outputs_of(line)
     for name, verdict in judge_call(expected, outputs).items():
         assert verdict.status == Status.PASS
         assert 0 < verdict.noticed < 0.1
-        right = expected.outputs[name]
         parts = expected.parts(name, outputs[name], tiers(problem, name)[:1])
         ratio = np.concatenate([(p.classes[0][0] / np.abs(p.reference)).ravel() for p in parts])
         assert verdict.noticed == pytest.approx(ratio.min())
         assert f"a relative error of {verdict.noticed:.1e} would have been noticed" in verdict_text(verdict)
-        assert right.size == ratio.size
+        assert expected.outputs[name].size == ratio.size
 
 
 @pytest.mark.parametrize(("dims", "chains"), [("100352x16x1x1", 16), ("100352x16x1x1", 64), ("25088x64x1x1", 2)])
 def test_the_width_of_the_excuse_is_that_of_the_recurrence(dims, chains):
     """Sums of squares in long chains are too small by more than the mean's scatter tells."""
-    problem = Problem.parse(f"train,spatial,f32,nchw,{dims}")
-    inputs = generate(problem)
-    expected = expect(problem, inputs)
+    problem, inputs, expected = case(f"train,spatial,f32,nchw,{dims}")
     mean, variance = kernels.welford(rows.Rows(problem, inputs).x, chains)
     right, v = expected.moments.mean.reshape(-1, 1), expected.moments.variance.reshape(-1, 1)
     away = right != 0
@@ -160,14 +132,12 @@ def test_the_width_of_the_excuse_is_that_of_the_recurrence(dims, chains):
 
 
 def test_data_whose_squares_overflow_say_what_is_correct():
-    problem = Problem.parse("train,spatial,f32,nchw,8x3x4x4,fill=range,magnitude=1e20")
-    expected = expect(problem, generate(problem))
+    problem, _, expected = case("train,spatial,f32,nchw,8x3x4x4,fill=range,magnitude=1e20")
     wide, infinite = expected.outputs["saved_inv_variance"].astype(np.float32), np.zeros(problem.parameter_dims, "f4")
     for got in (wide, infinite):
         verdict = judge(expected, "saved_inv_variance", got)
         assert verdict.status == Status.INCONCLUSIVE
         assert "the squares of x overflow" in verdict.note
         assert "1/sigma 0" in verdict.note
-    ordinary = Problem.parse("train,spatial,f32,nchw,8x3x4x4")
-    right = expect(ordinary, generate(ordinary))
+    _, _, right = case("train,spatial,f32,nchw,8x3x4x4")
     assert "overflow" not in judge(right, "saved_mean", right.outputs["saved_mean"].astype(np.float32)).note
