@@ -59,74 +59,44 @@ def test_every_line_of_a_suite_is_read_back():
     assert min(seen.values()) > 100
 
 
-@table(
-    ("tool", "line", "case"),
-    [
-        ("benchdnn", '--bnorm --dir=FWD_I --flags=GCH ic64ih56n"resnet:conv1"', "infer,spatial,f32,nchw,2x64x56x56"),
-        ("benchdnn", "--bnorm --dir=BWD_DW --flags=GCH mb8ic3", "frozen,spatial,f32,nchw,8x3"),
-        ("benchdnn", "./build/benchdnn --bnorm --flags=CHR mb8ic3iw7", "train,spatial,f32,nchw,8x3x7,activation=relu"),
-        (
-            "benchdnn",
-            "--bnorm --dt=bf16 --tag=nhwc --dir=BWD_D --flags=S mb2ic3id4",
-            "backward,spatial,bf16,nhwc,2x3x4x4x4",
-        ),
-        ("BenchDNN", "--bnorm --flags=CH mb4ic3ih8eps1e-3", "train,spatial,f32,nchw,4x3x8x8,eps=0.001"),
-        (
-            "miopendriver",
-            "bnorm -n 8 -c 64 -H 7 -W 9 -m 1 -F 1 -r 1 -s 1 -V 0 -t 1",
-            "train,spatial,f32,nchw,8x64x7x9,eps=0.001",
-        ),
-        (
-            "miopendriver",
-            "/opt/rocm/bin/MIOpenDriver bnormfp16 -n8 --in_channels=2 --forw 2 -r 1",
-            "infer,peract,f16,nchw,8x2x32x32,eps=0.001",
-        ),
-        (
-            "miopendriver",
-            "bnormbfp16 -n 8 -c 2 -D 3 -H 4 -W 5 -b 1 -m 1 -L NDHWC",
-            "backward,spatial,bf16,nhwc,8x2x3x4x5,saved=0,eps=0.001",
-        ),
-        (
-            "miopendriver",
-            "bnorm -n 8 -c 2 -H 4 -W 5 -m 1 -F 2",
-            "train,spatial,f32,nchw,8x2x4x5,running=0,saved=0,eps=0.001",
-        ),
-        ("miopendriver", "bnorm", "train,peract,f32,nchw,32x3x32x32,running=0,saved=0,eps=0.001"),
-        ("benchdnn", "--bnorm ic5", "train,spatial,f32,nchw,2x5,eps=0.0625"),
-        (
-            "miopendriver",
-            "MIOPEN_LOG_LEVEL=6 ./bin/MIOpenDriver bnorm -n 8 -F 1 -m 1 -r 1 -s 1 -V 1 -t 1 2>&1 | tee log",
-            "train,spatial,f32,nchw,8x3x32x32,eps=0.001",
-        ),
-        (
-            "miopendriver",
-            "MIOpen(HIP): Command [LogCmdBNorm] ./bin/MIOpenDriver bnormfp16 -n 8 -F 2 -r 1 -I 1 --tuning_policy 3",
-            "infer,peract,f16,nchw,8x3x32x32,inverse=1",
-        ),
-        (
-            "miopendriver",
-            "`$ ./bin/MIOpenDriver bnormbfp16 -n 8 -F 1 -m 1 -r 1 -s 1`",
-            "train,spatial,bf16,nchw,8x3x32x32,eps=0.001",
-        ),
-        (
-            "miopendriver",
-            "bnorm -n 8 -F 2 -r 1 -m 1 -f 10 -x -0.25 -y 2",
-            "infer,spatial,f32,nchw,8x3x32x32,eps=0.001,activation=clamp,low=-0.25,high=2",
-        ),
-        (
-            "miopendriver",
-            "bnorm -n 8 -b 1 -m 1 -s 1 -f 7 -x 3",
-            "backward,spatial,f32,nchw,8x3x32x32,eps=0.001,activation=clipped_relu,high=3",
-        ),
-        (
-            "benchdnn",
-            "0:PASSED (12 ms) __REPRO: ./benchdnn --engine=cpu --bnorm --flags=CH mb8ic3",
-            "train,spatial,f32,nchw,8x3",
-        ),
-    ],
-)
-def test_lines_as_people_write_them(tool, line, case):
-    assert read(tool, line).problem == Problem.parse(case)
+WRITTEN = {
+    "benchdnn": r"""
+        --bnorm --dir=FWD_I --flags=GCH ic64ih56n"resnet:conv1" -> infer,spatial,f32,nchw,2x64x56x56
+        --bnorm --dir=BWD_DW --flags=GCH mb8ic3 -> frozen,spatial,f32,nchw,8x3
+        ./build/benchdnn --bnorm --flags=CHR mb8ic3iw7 -> train,spatial,f32,nchw,8x3x7,activation=relu
+        --bnorm --dt=bf16 --tag=nhwc --dir=BWD_D --flags=S mb2ic3id4 -> backward,spatial,bf16,nhwc,2x3x4x4x4
+        --bnorm ic5 -> train,spatial,f32,nchw,2x5,eps=0.0625
+        0:PASSED (12 ms) __REPRO: ./benchdnn --engine=cpu --bnorm --flags=CH mb8ic3 -> train,spatial,f32,nchw,8x3
+    """,
+    "BenchDNN": r"""
+        --bnorm --flags=CH mb4ic3ih8eps1e-3 -> train,spatial,f32,nchw,4x3x8x8,eps=0.001
+    """,
+    "miopendriver": r"""
+        bnorm -n 8 -c 64 -H 7 -W 9 -m 1 -F 1 -r 1 -s 1 -V 0 -t 1 -> train,spatial,f32,nchw,8x64x7x9,eps=0.001
+        /opt/rocm/bin/MIOpenDriver bnormfp16 -n8 --in_channels=2 --forw 2 -r 1 ->
+            infer,peract,f16,nchw,8x2x32x32,eps=0.001
+        bnormbfp16 -n 8 -c 2 -D 3 -H 4 -W 5 -b 1 -m 1 -L NDHWC -> backward,spatial,bf16,nhwc,8x2x3x4x5,saved=0,eps=0.001
+        bnorm -n 8 -c 2 -H 4 -W 5 -m 1 -F 2 -> train,spatial,f32,nchw,8x2x4x5,running=0,saved=0,eps=0.001
+        bnorm -> train,peract,f32,nchw,32x3x32x32,running=0,saved=0,eps=0.001
+        MIOPEN_LOG_LEVEL=6 ./bin/MIOpenDriver bnorm -n 8 -F 1 -m 1 -r 1 -s 1 -V 1 -t 1 2>&1 | tee log ->
+            train,spatial,f32,nchw,8x3x32x32,eps=0.001
+        MIOpen(HIP): Command [LogCmdBNorm] ./bin/MIOpenDriver bnormfp16 -n 8 -F 2 -r 1 -I 1 --tuning_policy 3 ->
+            infer,peract,f16,nchw,8x3x32x32,inverse=1
+        `$ ./bin/MIOpenDriver bnormbfp16 -n 8 -F 1 -m 1 -r 1 -s 1` -> train,spatial,bf16,nchw,8x3x32x32,eps=0.001
+        bnorm -n 8 -F 2 -r 1 -m 1 -f 10 -x -0.25 -y 2 ->
+            infer,spatial,f32,nchw,8x3x32x32,eps=0.001,activation=clamp,low=-0.25,high=2
+        bnorm -n 8 -b 1 -m 1 -s 1 -f 7 -x 3 ->
+            backward,spatial,f32,nchw,8x3x32x32,eps=0.001,activation=clipped_relu,high=3
+    """,
+}
+"""Lines as people write them, and their cases."""
+
+
+@table("tool", WRITTEN)
+def test_lines_as_people_write_them(tool):
+    text = WRITTEN[tool].replace("->\n", "-> ")
+    for line, case in (row.split(" -> ") for row in text.strip().splitlines()):
+        assert read(tool, line.strip()).problem == Problem.parse(case.strip()), line
 
 
 @table(
