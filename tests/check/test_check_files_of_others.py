@@ -105,14 +105,33 @@ def broken(content):
         "null": b"null",
         "another zip": bomb(),
     }
-    for what, data in contents.items():
-        yield what, lambda path, data=data: path.write_bytes(data)
-    yield "a pipe", os.mkfifo
-    yield "a folder", lambda path: path.mkdir()
-    yield "a dangling link", lambda path: path.symlink_to("nowhere")
-    yield "a link to itself", lambda path: path.symlink_to(path.name)
-    yield "a device", lambda path: path.symlink_to("/dev/zero")
-    yield "no file", lambda path: None
+    puts = {what: lambda path, data=data: path.write_bytes(data) for what, data in contents.items()}
+    links = {"a dangling link": "nowhere", "a link to itself": "", "a device": "/dev/zero"}
+    puts |= {what: lambda path, to=to: path.symlink_to(to or path.name) for what, to in links.items()}
+    puts |= {"a pipe": os.mkfifo, "a folder": lambda path: path.mkdir(), "no file": lambda path: None}
+
+    def anew(put, path):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        put(path)
+
+    return [(what, functools.partial(anew, put)) for what, put in puts.items()]
+
+
+def each_change(file, document, turn=0):
+    """What is changed, as often as the file holds another document."""
+    for what, changed in changes(document, turn):
+        file.write_text(json.dumps(changed))
+        yield what
+
+
+def each_break(file, content):
+    """What is there in place of the file."""
+    for what, put in broken(content):
+        put(file)
+        yield what
 
 
 @contextlib.contextmanager
@@ -132,7 +151,7 @@ def limited(what):
 
 
 class Faults(list):
-    """What is no result and no sentence; told all at once, by the command."""
+    """What is no result and no sentence; told all at once, when the test ends."""
 
     def command(self, what, *arguments, names=""):
         with limited(what):
@@ -154,12 +173,12 @@ class Faults(list):
             self.append(f"{getattr(function, '__qualname__', function)} with {what}: {error!r}")
         return None
 
-    def __enter__(self):
-        return self
 
-    def __exit__(self, kind, *_):
-        if kind is None and self:
-            raise AssertionError(f"{len(self)} faults:\n" + "\n".join(self))
+@pytest.fixture
+def faults():
+    found = Faults()
+    yield found
+    assert not found, f"{len(found)} faults:\n" + "\n".join(found)
 
 
 @pytest.fixture
@@ -191,54 +210,44 @@ def readers(path, good):
 
 
 @pytest.mark.slow
-def test_a_run_changed_in_every_field(tmp_path, run):
+def test_a_run_changed_in_every_field(tmp_path, run, faults):
     """The three changes of a field are read by a third of the commands each."""
     file = tmp_path / "x.json"
-    with Faults() as faults:
-        for number, (what, changed) in enumerate(changes(json.loads((run / "run.json").read_text()))):
-            file.write_text(json.dumps(changed))
-            if faults.call(what, archive.read_run, file, names="x.json") is not None:
-                for arguments in itertools.islice(readers(file, run), number % 3, None, 3):
-                    faults.command(what, *arguments)
+    for number, what in enumerate(each_change(file, json.loads((run / "run.json").read_text()))):
+        if faults.call(what, archive.read_run, file, names="x.json") is not None:
+            for arguments in itertools.islice(readers(file, run), number % 3, None, 3):
+                faults.command(what, *arguments)
 
 
 @pytest.mark.slow
-def test_a_file_that_is_no_run(tmp_path, run):
-    with Faults() as faults:
-        for what, put in broken((run / "run.json").read_bytes()):
-            for name in ("x.json", "x.zip"):
-                put(tmp_path / name)
-                for arguments in readers(tmp_path / name, run):
-                    faults.command(what, *arguments, names=name)
-                remove(tmp_path / name)
+@pytest.mark.parametrize("name", ["x.json", "x.zip"])
+def test_a_file_that_is_no_run(tmp_path, run, faults, name):
+    for what in each_break(tmp_path / name, (run / "run.json").read_bytes()):
+        for arguments in readers(tmp_path / name, run):
+            faults.command(what, *arguments, names=name)
 
 
-def test_an_archive_of_collect(tmp_path, run):
-    file = tmp_path / "x.zip"
-    with Faults() as faults:
-        for what, put in broken((run / "run.json").read_bytes()):
-            put(tmp_path / "content")
-            if (tmp_path / "content").is_file():
-                with zipfile.ZipFile(file, "w") as made:
-                    made.write(tmp_path / "content", "run.json")
-                faults.command(what, "report", file, names="x.zip")
-            remove(tmp_path / "content")
+def test_an_archive_of_collect(tmp_path, run, faults):
+    for what in each_break(tmp_path / "content", (run / "run.json").read_bytes()):
+        if (tmp_path / "content").is_file():
+            with zipfile.ZipFile(tmp_path / "x.zip", "w") as made:
+                made.write(tmp_path / "content", "run.json")
+            faults.command(what, "report", tmp_path / "x.zip", names="x.zip")
 
 
 @pytest.mark.slow
-def test_a_page_of_a_changed_run(tmp_path, run, monkeypatch):
-    pytest.importorskip("jinja2")
+def test_a_page_of_a_changed_run(tmp_path, run, monkeypatch, faults):
+    jinja2 = pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
-    document, file = json.loads((run / "run.json").read_text()), tmp_path / "x.json"
-    with Faults() as faults:
-        for number, (what, changed) in enumerate(changes(document, 3)):
-            if number % 3:
-                continue
-            file.write_text(json.dumps(changed))
-            with monkeypatch.context() as patch:
-                if number % 60:  # plots take a second
-                    for plot in ("heat_map", "strips"):
-                        patch.setattr(plots, plot, lambda *_: "")
+    file = tmp_path / "x.json"
+    monkeypatch.setattr(jinja2, "Environment", functools.cache(jinja2.Environment))  # templates are compiled once
+    monkeypatch.setattr(jinja2, "PackageLoader", functools.cache(jinja2.PackageLoader))
+    for number, what in enumerate(each_change(file, json.loads((run / "run.json").read_text()), 3)):
+        with monkeypatch.context() as patch:
+            if number % 60:  # plots take a second
+                for plot in ("heat_map", "strips"):
+                    patch.setattr(plots, plot, lambda *_: "")
+            if number % 3 == 0:
                 faults.command(what, "report", file, "--html", tmp_path / "page", names="x.json")
 
 
@@ -253,7 +262,7 @@ def test_a_name_that_utf_8_cannot_hold(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_journal_changed_in_every_field(tmp_path, run):
+def test_a_journal_changed_in_every_field(tmp_path, run, faults):
     folder = tmp_path / "begun"
     with archive.Journal(folder) as journal:
         journal.begin(archive.read_run(run)["backends"])
@@ -261,22 +270,18 @@ def test_a_journal_changed_in_every_field(tmp_path, run):
     file = folder / "journal.jsonl"
     whole = file.read_bytes()
     start, case = map(json.loads, whole.splitlines())
-    with Faults() as faults:
-        for number, line in enumerate((start, case)):
-            for count, (what, changed) in enumerate(changes(line, number)):
-                lines = [start, case]
-                lines[number] = changed
-                file.write_text("".join(f"{json.dumps(each)}\n" for each in lines))
-                resumed(faults, what, folder)
-                if faults.call(what, archive.read_run, folder, names="journal.jsonl") is not None:
-                    for arguments in itertools.islice(readers(folder, run), count % 9, None, 9):
-                        faults.command(what, *arguments)
-        for what, put in broken(whole):
-            file.unlink(missing_ok=True)
-            put(file)
-            faults.command(what, "report", folder, names="begun")
+    for number, line in enumerate((start, case)):
+        for count, (what, changed) in enumerate(changes(line, number)):
+            lines = [start, case]
+            lines[number] = changed
+            file.write_text("".join(f"{json.dumps(each)}\n" for each in lines))
             resumed(faults, what, folder)
-            remove(file)
+            if faults.call(what, archive.read_run, folder, names="journal.jsonl") is not None:
+                for arguments in itertools.islice(readers(folder, run), count % 9, None, 9):
+                    faults.command(what, *arguments)
+    for what in each_break(file, whole):
+        faults.command(what, "report", folder, names="begun")
+        resumed(faults, what, folder)
 
 
 def resumed(faults, what, folder):
@@ -290,94 +295,72 @@ def resumed(faults, what, folder):
 
 
 @pytest.mark.slow
-def test_saved_outputs_changed_in_every_field(tmp_path, run):
+def test_saved_outputs_changed_in_every_field(tmp_path, run, faults):
     other = tmp_path / "other"
     shutil.copytree(run, other)
     (file,) = (other / "outputs").iterdir()
     with np.load(file) as members:
         arrays = dict(members)
     header = json.loads(arrays["header"].tobytes())
-    with Faults() as faults:
-        for what, changed in changes(header):
-            arrays["header"] = np.frombuffer(json.dumps(changed).encode(), np.uint8)
-            np.savez(file, **arrays)
-            faults.command(what, "compare", run, other, names=file.name)
-            faults.call(what, archive.read_outputs, other, f"outputs/{file.name}", names=file.name)
-        for what, put in broken(json.dumps(header)):
-            remove(file)
-            put(file)
-            faults.command(what, "compare", run, other, names=file.name)
+    for what, changed in changes(header):
+        arrays["header"] = np.frombuffer(json.dumps(changed).encode(), np.uint8)
+        np.savez(file, **arrays)
+        faults.command(what, "compare", run, other, names=file.name)
+        faults.call(what, archive.read_outputs, other, f"outputs/{file.name}", names=file.name)
+    for what in each_break(file, json.dumps(header)):
+        faults.command(what, "compare", run, other, names=file.name)
 
 
 @pytest.mark.slow
-def test_tensors_changed_in_every_field(tmp_path):
-    problem = Problem.parse("train,spatial,f32,nchw,2x3x4x5")
+def test_tensors_changed_in_every_field(tmp_path, faults):
+    dims = (2, 3, 4, 5)
     rng = np.random.default_rng(1)
-    arrays = {"x": rng.standard_normal((2, 3, 4, 5), np.float32), "y": np.zeros((2, 3, 4, 5), np.float32)}
+    arrays = {"x": rng.standard_normal(dims, np.float32), "y": np.zeros(dims, np.float32)}
     arrays |= {"scale": np.ones(3, np.float32), "bias": np.zeros(3, np.float32), "epsilon": np.array(1e-5)}
     file = tmp_path / "x.npz"
-    made = [
-        np.zeros(()),
-        np.zeros((0, 3)),
-        np.array("text"),
-        np.array([1 + 2j]),
-        np.array(["a"], object),
-        np.ones(3, bool),
-    ]
-    made += [np.full((2, 3, 4, 5), np.nan), np.zeros((1,) * 20), np.zeros(3, [("a", "f4")]), np.zeros((3, 1), ">f2")]
-    made += [np.array(10**18), np.array("2020", "M8[Y]")]
-    line = f"{problem},data={file}"
-    with Faults() as faults:
-        for name in (*arrays, "operation", "operation/x"):
-            for new in (*made, GONE):
-                changed = {k: v for k, v in {**arrays, name: new}.items() if v is not GONE}
-                with zipfile.ZipFile(file, "w") as archived:
-                    for member, array in changed.items():
+    made = [np.array(value) for value in (0.0, "text", [1 + 2j], 10**18)] + [np.array(["a"], object), np.ones(3, bool)]
+    made += [np.zeros((0, 3)), np.full(dims, np.nan), np.zeros((1,) * 20), np.zeros(3, [("a", "f4")])]
+    made += [np.zeros((3, 1), ">f2"), np.array("2020", "M8[Y]")]
+
+    def look(what):
+        faults.call(what, read_call, str(file), names="x.npz")
+        faults.command(what, "check", "--data", file, names="x.npz")
+        line = f"train,spatial,f32,nchw,2x3x4x5,data={file}"
+        faults.call(what, lambda: generate(Problem.parse(line)), names="x.npz")
+
+    for name in (*arrays, "operation", "operation/x"):
+        for new in (*made, GONE):
+            with zipfile.ZipFile(file, "w") as archived:
+                for member, array in (arrays | {name: new}).items():
+                    if array is not GONE:
                         with archived.open(f"{member}.npy", "w") as stream:
                             np.lib.format.write_array(stream, array)
-                what = f"{name} = {new!r:.60}"
-                faults.call(what, read_call, str(file), names="x.npz")
-                faults.command(what, "check", "--data", file, names="x.npz")
-                faults.call(what, lambda: generate(Problem.parse(line)), names="x.npz")
-        buffer = io.BytesIO()
-        np.savez(buffer, **arrays)
-        single = io.BytesIO()
-        np.save(single, arrays["x"])
-        for what, put in (
-            *broken(buffer.getvalue()),
-            ("an array alone", lambda path: path.write_bytes(single.getvalue())),
-        ):
-            remove(file)
-            put(file)
-            faults.command(what, "check", "--data", file, names="x.npz")
-            faults.call(what, lambda: generate(Problem.parse(line)), names="x.npz")
+            look(f"{name} = {new!r:.60}")
+    np.savez(file, **arrays)
+    for what in each_break(file, file.read_bytes()):
+        look(what)
+    with file.open("wb") as stream:
+        np.save(stream, arrays["x"])
+    look("an array alone")
 
 
-def test_records_of_claims_changed_in_every_field(tmp_path, run, monkeypatch):
+def test_records_of_claims_changed_in_every_field(tmp_path, run, monkeypatch, faults):
     monkeypatch.setenv("PYBNORM_CLAIMS", str(tmp_path))
     file = tmp_path / "cudnn.json"
     into = ("claims", "record", run, "--backend", "cudnn", "--into", tmp_path)
     assert CliRunner().invoke(cli.main, [*map(str, into)]).exit_code == 0
     records = json.loads(file.read_text())
-    problem = Problem.parse(LINE)
 
     def check():
         support.records.cache_clear()
-        return support.check("cudnn", (1, 0, 0), "a device", problem, Status.PASS, "y")
+        return support.check("cudnn", (1, 0, 0), "a device", Problem.parse(LINE), Status.PASS, "y")
 
     assert check()
-    with Faults() as faults:
-        for what, changed in changes(records):
-            file.write_text(json.dumps(changed))
-            faults.call(what, check, names="cudnn.json")
-            faults.command(what, *into, names="cudnn.json")
-        for what, put in broken(json.dumps(records)):
-            remove(file)
-            put(file)
-            faults.call(what, check, names="cudnn.json")
-            faults.command(what, *into, names="cudnn.json")
-            if what in ("half", "a pipe"):
-                faults.command(what, "check", "--backend", "cudnn", "--case", LINE, names="cudnn.json")
+    for what in itertools.chain(each_change(file, records), each_break(file, json.dumps(records))):
+        faults.call(what, check, names="cudnn.json")
+        faults.command(what, *into, names="cudnn.json")
+        if what in ("half", "a pipe"):
+            faults.command(what, "check", "--backend", "cudnn", "--case", LINE, names="cudnn.json")
     support.records.cache_clear()
 
 
@@ -398,41 +381,35 @@ def graph_text():
     return made.to_json()
 
 
-def test_a_graph_changed_in_every_field():
-    made = graph_text()
-    with Faults() as faults:
-        for turn in range(3):
-            for what, changed in changes(json.loads(made), turn):
-                text = json.dumps(changed)
-
-                def validated(text=text):
-                    one = graph.Graph()
-                    one.from_json(text)
-                    one.validate()
-
-                faults.call(what, validated)
-                faults.call(what, hipdnn.Graph().from_json, text)
-        for what, text in texts(made):
-            faults.call(what, graph.Graph().from_json, text)
+def each_text(document):
+    """(what, text) of a document in every way changed, and of what is none."""
+    for turn in range(3):
+        yield from ((what, json.dumps(changed)) for what, changed in changes(json.loads(document), turn))
+    yield from texts(document)
 
 
-def test_the_state_of_a_layer_changed_in_every_field():
+def test_a_graph_changed_in_every_field(faults):
+    for what, text in each_text(graph_text()):
+
+        def validated(text=text):
+            one = graph.Graph()
+            one.from_json(text)
+            one.validate()
+
+        faults.call(what, validated)
+        faults.call(what, hipdnn.Graph().from_json, text)
+
+
+def test_the_state_of_a_layer_changed_in_every_field(faults):
     arrays = {name: np.ones((1, 3, 1, 1), np.float32) for name in layer_info.STATISTICS}
-    dims = (1, 3, 1, 1)
-    info = layer.Info(
-        "spatial", "channels_first", "f32", layer_info.PROPAGATE_NAN, dims, (3, 1, 1, 1), 1e-5, 1.0, **arrays
-    )
-    with Faults() as faults:
-        for text, read in (
-            (info.to_json(), layer.Info.from_json),
-            (info.to_gocudnn_json(), layer.Info.from_gocudnn_json),
-        ):
-            assert read(text) == info if read == layer.Info.from_json else read(text)
-            for turn in range(3):
-                for what, changed in changes(json.loads(text), turn):
-                    faults.call(what, read, json.dumps(changed))
-            for what, changed in texts(text):
-                faults.call(what, read, changed)
+    sizes = (1, 3, 1, 1), (3, 1, 1, 1)
+    info = layer.Info("spatial", "channels_first", "f32", layer_info.PROPAGATE_NAN, *sizes, 1e-5, 1.0, **arrays)
+    assert layer.Info.from_json(info.to_json()) == info
+    assert layer.Info.from_gocudnn_json(info.to_gocudnn_json())
+    for what, text in each_text(info.to_json()):
+        faults.call(what, layer.Info.from_json, text)
+    for what, text in each_text(info.to_gocudnn_json()):
+        faults.call(what, layer.Info.from_gocudnn_json, text)
 
 
 def texts(made):
@@ -450,57 +427,43 @@ LINES = {
 
 
 @pytest.mark.slow
-def test_lines_of_other_tools_changed_in_every_word():
-    with Faults() as faults:
-        for tool, line in LINES.items():
-            assert read_all(tool, line).found
-            words = line.split()
-            for number, word in enumerate(words):
-                name, equals, value = word.partition("=")
-                new = [*STRINGS, "9" * 5000, "1e999", "-1", "0", "nan", "\0", "'", '"', "\\", "--batch=/dev/zero"]
-                new += ["--batch=/", "\u0663"]
-                others = [[n] for n in new] + [[name + equals + n] for n in new] + [[], [word, word], [value], [name]]
-                for other in others:
-                    text = " ".join([*words[:number], *other, *words[number + 1 :]])
-                    faults.call(text[:80], read_all, tool, text)
-                    faults.command(text[:80], "check", "--list", "--from", tool, text)
+@pytest.mark.parametrize("tool", LINES)
+def test_lines_of_other_tools_changed_in_every_word(tool, faults):
+    assert read_all(tool, LINES[tool]).found
+    words = LINES[tool].split()
+    new = [*STRINGS, "9" * 5000, "1e999", "-1", "0", "nan", "\0", "'", '"', "\\", "--batch=/dev/zero"]
+    new += ["--batch=/", "\u0663"]
+    for number, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        others = [[n] for n in new] + [[name + equals + n] for n in new] + [[], [word, word], [value], [name]]
+        for other in others:
+            text = " ".join([*words[:number], *other, *words[number + 1 :]])
+            faults.call(text[:80], read_all, tool, text)
+            faults.command(text[:80], "check", "--list", "--from", tool, text)
 
 
 @pytest.mark.parametrize("kind", ["suite", "batch"])
-def test_files_of_lines(tmp_path, kind):
+def test_files_of_lines(tmp_path, kind, faults):
     file = tmp_path / "lines"
     content = f"# of cases\n{LINE}\n" if kind == "suite" else LINES["benchdnn"].removeprefix("--bnorm ")
     arguments = ["--suite", file] if kind == "suite" else ["--from", "benchdnn", f"--bnorm --batch={file}"]
-    with Faults() as faults:
-        file.write_text(content)
-        assert faults.command("as it is", "check", "--list", *arguments).exit_code == 0
-        for what, put in (*broken(content), ("itself", lambda p: p.write_text(f"include {p.name}\n--batch={p}\n"))):
-            remove(file)
-            put(file)
-            done = faults.command(what, "check", "--list", *arguments, names="lines")
-            if done.exit_code == 0 and what not in ("all but one", "Latin-1 within"):
-                faults.append(f"{kind} with {what}: {done.output}")
-
-
-def remove(path):
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    file.write_text(content)
+    assert faults.command("as it is", "check", "--list", *arguments).exit_code == 0
+    itself = ("itself", lambda p: p.write_text(f"include {p.name}\n--batch={p}\n"))
+    for what, put in (*broken(content), itself):
+        put(file)
+        done = faults.command(what, "check", "--list", *arguments, names="lines")
+        if done.exit_code == 0 and what not in ("all but one", "Latin-1 within"):
+            faults.append(f"{kind} with {what}: {done.output}")
 
 
 def test_files_of_lines_may_name_one_another_so_deep(tmp_path):
-    for number in range(9):
+    for number in range(8):
         (tmp_path / str(number)).write_text(f"--batch={number + 1}\n")
-    for last, there in ((7, True), (8, False)):
-        (tmp_path / str(last)).write_text("mb2ic3ih4iw5\n")
-        first = tmp_path / "0"
-        if there:
-            assert read_all("benchdnn", f"--bnorm --batch={first}").found
-        else:
-            (tmp_path / "7").write_text("--batch=8\n")
-            with pytest.raises(ArgumentError, match="at most 8 files"):
-                read_all("benchdnn", f"--bnorm --batch={first}")
+    (tmp_path / "8").write_text("mb2ic3ih4iw5\n")
+    assert read_all("benchdnn", f"--bnorm --batch={tmp_path / '1'}").found
+    with pytest.raises(ArgumentError, match="at most 8 files"):
+        read_all("benchdnn", f"--bnorm --batch={tmp_path / '0'}")
 
 
 def test_a_file_that_is_longer_than_it_says_is_read_whole():
