@@ -549,7 +549,7 @@ def test_extra_memory_is_bounded(shape, layout, mode):
 # ---------------------------------------------------------------- the walk
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_blocks_visit_every_element_once_with_its_parameters(data):
     rank = data.draw(st.integers(2, 6))
