@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import pathlib
 import pickle
 import shutil
 import signal
@@ -13,43 +12,32 @@ import threading
 import pytest
 import sync_worker
 
-ROOT = pathlib.Path(__file__).parents[2]
 LAUNCH_SECONDS = 240
 GPU_KINDS = ("nccl", "cupy", "nccl4py")
-KINDS = ("threads", "mpi4py", "gloo", *GPU_KINDS)
 NEEDS = {"mpi4py": "mpi4py", "gloo": "torch", "nccl": "torch", "cupy": "cupy", "nccl4py": "nccl"}
-REQUIRED_AS = {"mpi4py": "mpi4py", "gloo": "torch", "nccl": "nccl", "cupy": "cupy", "nccl4py": "nccl4py"}
-NOT_ON_CPU = {"f64"}
-
-
-def required(kind):
-    return REQUIRED_AS.get(kind) in os.environ.get("PYBNORM_REQUIRE_PACKAGES", "").replace(" ", "").split(",")
+KINDS = ("threads", *NEEDS)
+REQUIRED_AS = NEEDS | {"nccl": "nccl", "nccl4py": "nccl4py"}
 
 
 def absent(kind, reason):
     """Skip with the reason, or fail where PYBNORM_REQUIRE_PACKAGES lists it."""
-    if required(kind):
+    if REQUIRED_AS[kind] in os.environ.get("PYBNORM_REQUIRE_PACKAGES", "").replace(" ", "").split(","):
         pytest.fail(f"{REQUIRED_AS[kind]} is listed in PYBNORM_REQUIRE_PACKAGES but: {reason}")
     pytest.skip(f"sync over {kind}: {reason}")
 
 
 def mpiexec():
     """The launcher beside this Python, as in the wheels of MPICH and Open MPI, or the system's."""
-    beside = os.path.dirname(sys.executable)
-    return shutil.which("mpiexec", path=beside) or shutil.which("mpiexec")
+    return shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or shutil.which("mpiexec")
 
 
 def ranks_of(kind):
     """Number of ranks, or a skip."""
-    if kind == "threads":
-        return 4
-    if importlib.util.find_spec(NEEDS[kind]) is None:
+    if kind in NEEDS and importlib.util.find_spec(NEEDS[kind]) is None:
         absent(kind, f"the package {NEEDS[kind]} is not installed")
-    if kind == "mpi4py":
-        if mpiexec() is None:
-            absent(kind, "mpi4py is here but no mpiexec (pip install mpich, or a system's MPI)")
-        return 4
-    if kind == "gloo":
+    if kind == "mpi4py" and mpiexec() is None:
+        absent(kind, "mpi4py is here but no mpiexec (pip install mpich, or a system's MPI)")
+    if kind not in GPU_KINDS:
         return 4
     import torch
 
@@ -59,72 +47,56 @@ def ranks_of(kind):
     return 4 if devices >= 4 else 2
 
 
-def scenarios_of(kind, names=None):
-    chosen = list(sync_worker.SCENARIOS) if names is None else list(names)
-    return [n for n in chosen if kind in GPU_KINDS or n.partition(",")[0] not in NOT_ON_CPU]
-
-
-def launch(kind, size, folder, names):
-    """Run scenarios on all ranks; {scenario: results by rank}. A hang is a failure that says where."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return _threads(size, names) if kind == "threads" else _processes(kind, size, folder, names)
-
-
-def _threads(size, names):
-    shared = {"slots": [None] * size, "barrier": threading.Barrier(size)}
-    results, errors = [{} for _ in range(size)], []
-
-    def work(rank):
+def launch(kind, size, folder):
+    """Run the scenarios on all ranks; each rank's results. A hang is a failure that says where."""
+    if kind == "threads":
+        return over_threads(lambda mine: sync_worker.run(sync_worker.Context(kind, mine, mine.rank, size)), size)
+    worker, tail = [sys.executable, sync_worker.__file__, kind], [str(size), str(folder)]
+    commands = [[*worker, str(rank), *tail] for rank in range(size)]
+    if kind == "mpi4py":
+        commands = [[mpiexec(), "-n", str(size), *worker, "0", *tail]]
+    # Open MPI refuses root and more ranks than cores, unless told; MPICH does not know these.
+    environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
+    environment |= {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+    environment |= os.environ | {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMP_NUM_THREADS": "1"}
+    log = folder / "log"
+    with log.open("wb") as out:
+        options = {"stdout": out, "stderr": subprocess.STDOUT, "env": environment, "start_new_session": True}
+        started = [subprocess.Popen(command, **options) for command in commands]
         try:
-            context = sync_worker.Context("threads", sync_worker.Threads(shared, rank), rank, size)
-            for name, result in sync_worker.run(context, names, lambda line: None):
-                results[rank][name] = result
+            codes = [process.wait(LAUNCH_SECONDS) for process in started]
+        except subprocess.TimeoutExpired:
+            codes = f"none after {LAUNCH_SECONDS} s"
+        finally:
+            for process in started:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)  # the group that start_new_session made
+                    process.wait()
+    text = log.read_text(errors="replace")[-6000:]
+    assert codes == [0] * len(started), f"ranks over {kind}: exit codes {codes}:\n{text}"
+    return [pickle.loads((folder / f"rank{rank}.pickle").read_bytes()) for rank in range(size)]
+
+
+def over_threads(work, size=4):
+    """Results of `work(communicator)` on each of some threads."""
+    shared = {"slots": [None] * size, "barrier": threading.Barrier(size)}
+    results, errors = [None] * size, []
+
+    def main(rank):
+        try:
+            results[rank] = work(sync_worker.Threads(shared, rank))
         except BaseException as error:
-            errors.append((rank, error))
+            errors.append(error)
             shared["barrier"].abort()  # or the others would wait for the time-out
 
-    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(size)]
+    threads = [threading.Thread(target=main, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(LAUNCH_SECONDS)
         assert not thread.is_alive(), "a rank hangs"
-    if errors:
-        real = [e for e in errors if not isinstance(e[1], threading.BrokenBarrierError)] or errors
-        raise AssertionError(f"rank {real[0][0]} ended after {list(results[real[0][0]])}") from real[0][1]
+    for error in errors:
+        if not isinstance(error, threading.BrokenBarrierError):
+            raise error
+    assert not errors
     return results
-
-
-def _processes(kind, size, folder, names):
-    worker = [sys.executable, str(pathlib.Path(sync_worker.__file__)), kind]
-    tail = [str(size), str(folder), *names]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    # Open MPI refuses root and more ranks than cores, unless told; MPICH does not know these.
-    environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    environment |= {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
-    environment |= {"OMPI_MCA_rmaps_base_oversubscribe": "1"}
-    if kind == "mpi4py":
-        commands = [[mpiexec(), "-n", str(size), *worker, "0", *tail]]
-    else:
-        commands = [[*worker, str(rank), *tail] for rank in range(size)]
-    logs = [folder / f"log{i}.txt" for i in range(len(commands))]
-    started = []
-    for command, log in zip(commands, logs, strict=True):
-        with log.open("wb") as out:
-            options = {"stdout": out, "stderr": subprocess.STDOUT, "env": environment, "start_new_session": True}
-            started.append(subprocess.Popen(command, **options))
-    hung = False
-    try:
-        for process in started:
-            process.wait(LAUNCH_SECONDS)
-    except subprocess.TimeoutExpired:
-        hung = True
-    finally:
-        for process in started:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # the group that start_new_session made
-                process.wait()
-    text = "\n".join(f"-- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in logs)
-    assert not hung, f"ranks hang over {kind} after {LAUNCH_SECONDS} s:\n{text}"
-    assert all(p.returncode == 0 for p in started), f"{kind}: exit codes {[p.returncode for p in started]}:\n{text}"
-    return [pickle.loads((folder / f"rank{rank}.pickle").read_bytes()) for rank in range(size)]
