@@ -1,5 +1,6 @@
 """Where `pybnorm bench` finds the benchmarks, what it says where there are none, and which files it replaces."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,6 @@ import pybnorm
 from pybnorm import cli
 
 ROOT = Path(__file__).parents[2]
-ABSENT = "Error: the benchmarks are not installed with pybnorm, they are in its source tree: get the source"
 
 
 def invoke(*arguments):
@@ -26,23 +26,16 @@ def installed(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("arguments", [["device", "--backend", "onednn"], ["sync"]])
-def test_without_the_source_tree_it_says_where_they_are(installed, arguments):
-    done = invoke(*arguments)
-    assert (done.exit_code, done.output.startswith(ABSENT)) == (2, True), done.output
-
-
-def test_the_command_is_listed_without_them(installed, tmp_path):
+def test_where_they_are(installed, tmp_path, monkeypatch):
+    for arguments in (["device", "--backend", "onednn"], ["sync"]):
+        done = invoke(*arguments)
+        assert done.exit_code == 2
+        assert done.output.startswith("Error: the benchmarks are not installed with pybnorm, they are in its source")
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "raw_cudnn.c").touch()
     (tmp_path / "benchmarks" / "__init__.py").write_text("raise AssertionError('run')")  # not for a list
-    assert (
-        "bench     Measure speed and memory, in pybnorm's source tree.\n"
-        in CliRunner().invoke(cli.main, ["--help"]).output
-    )
-
-
-def test_in_the_source_tree_they_are_found(installed, monkeypatch):
+    listed = CliRunner().invoke(cli.main, ["--help"]).output
+    assert "bench     Measure speed and memory, in pybnorm's source tree.\n" in listed
     monkeypatch.chdir(ROOT)
     path = list(sys.path)
     done = invoke("reference", "--repeats", "0")
@@ -52,16 +45,19 @@ def test_in_the_source_tree_they_are_found(installed, monkeypatch):
 
 @pytest.mark.slow
 def test_a_tree_that_is_not_built_takes_the_installed_package(tmp_path):
+    """And a library that is absent is named."""
     shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "pybnorm").mkdir()
     (tmp_path / "pybnorm" / "__init__.py").write_text("raise AssertionError('not built')")
-    for module, arguments, said in (
-        ("benchmarks", ["device"], "Usage: pybnorm bench device"),
-        ("benchmarks.sync", [], "--ranks"),
+    absent = "/nonexistent/libcudnn.so"
+    for arguments, code, said in (
+        (["benchmarks", "device", "--backend", "cudnn"], 2, absent),
+        (["benchmarks.sync", "--help"], 0, "--ranks"),
     ):
-        command = [sys.executable, "-m", module, *arguments, "--help"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-        assert (done.returncode, said in done.stdout) == (0, True), done.stderr
+        environment = os.environ | {"PYBNORM_LIB_CUDNN": absent}
+        options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "timeout": 120}
+        done = subprocess.run([sys.executable, "-m", *arguments], check=False, **options)
+        assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done.stderr
 
 
 @pytest.mark.parametrize(("option", "name"), [("--plot", "mine.svg"), ("--json", "mine.json")])
@@ -75,10 +71,10 @@ def test_what_pybnorm_did_not_make_is_not_replaced(monkeypatch, tmp_path, option
     assert Path(name).read_text() == "<svg/>"
 
 
-@pytest.mark.parametrize("arguments", [["--shapes", "{}"], ["--plot", "{}.txt"]])
-def test_what_it_is_given_is_shown(monkeypatch, arguments):
+def test_what_it_is_given_is_shown(monkeypatch):
     monkeypatch.chdir(ROOT)
-    done = invoke("device", *(a.format("\x1b]0;title\x07\u202e") for a in arguments))
-    assert done.exit_code == 2
-    assert "\\x1b]0;title\\x07\\u202e" in done.output
-    assert not {"\x1b", "\x07", "\u202e"} & set(done.output)
+    for option, value in (("--shapes", "{}"), ("--plot", "{}.txt")):
+        done = invoke("device", option, value.format("\x1b]0;title\x07\u202e"))
+        assert done.exit_code == 2
+        assert "\\x1b]0;title\\x07\\u202e" in done.output
+        assert not {"\x1b", "\x07", "\u202e"} & set(done.output)

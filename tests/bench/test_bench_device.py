@@ -5,7 +5,6 @@ import itertools
 import json
 import math
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,41 +12,31 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
+from tables import table
 
 import pybnorm
 from benchmarks import case as cases
 from benchmarks import device, host, machine, plot, rivals, shapes, tables, timing
 from pybnorm import DataType, Layout, cli, devices
 
-TINY = {"shapes": ["2x8x5x6"], "dtypes": ["f32"], "quick": True, "host": False}
-
 
 @pytest.fixture(autouse=True)
-def onednn(load_library):
+def onednn(load_library, monkeypatch):
+    """The library, and a ceiling of 1 GB/s: percents are known without a quarter of a second per test."""
     load_library("onednn")
-
-
-@pytest.fixture(autouse=True)
-def slow_copy(monkeypatch):
-    """A ceiling of 1 GB/s, so that percents are known without a quarter of a second per test."""
     monkeypatch.setattr(timing, "_cpu_copy_speed", lambda: (1e9, "made up"))
+    monkeypatch.setattr(host, "CALLS", 3)
+    monkeypatch.setattr(host, "QUICK_BATCHES", 2)
 
 
-def run(*arguments, **variables):
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks", "device", *arguments],
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | variables,
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def measured(backend="onednn", **options):
+    tiny = {"shapes": ["2x8x5x6"], "dtypes": ["f32"], "rivals": [], "quick": True, "host": False}
+    return device.run(backend, **(tiny | options))
 
 
 def shown(result):
-    console = Console(width=200, record=True, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-    with console.file:
+    with open(os.devnull, "w", encoding="utf-8") as file:
+        console = Console(width=200, record=True, file=file)
         tables.render(result, console)
         return console.export_text()
 
@@ -60,12 +49,10 @@ def shown(result):
     ("backend", "dtype", "itemsize"), [("onednn", "f32", 4), ("onednn", "bf16", 2), ("native", "f64", 8)]
 )
 def test_every_operation_is_measured_and_right(backend, dtype, itemsize):
-    result = device.run(backend, **(TINY | {"dtypes": [dtype], "rivals": ["numpy"]}))
-    assert result["good"]
-    assert result["complete"]
-    assert [(r["operation"], r["layout"]) for r in result["rows"]] == [
-        (operation, layout) for layout in ("nchw", "nhwc") for operation in ("train", "infer", "backward")
-    ]
+    result = measured(backend, dtypes=[dtype], rivals=["numpy"])
+    assert (result["good"], result["complete"]) == (True, True)
+    wanted = list(itertools.product(("nchw", "nhwc"), ("train", "infer", "backward")))
+    assert [(r["layout"], r["operation"]) for r in result["rows"]] == wanted
     for row in result["rows"]:
         assert row["tensor_bytes"] == 2 * 8 * 5 * 6 * itemsize
         assert row["floor_bytes"] == row["tensor_bytes"] * (3 if row["operation"] == "backward" else 2)
@@ -77,10 +64,8 @@ def test_every_operation_is_measured_and_right(backend, dtype, itemsize):
             assert found["error"] < {"f64": 1e-13, "f32": 1e-5, "bf16": 1e-2}[dtype]
             assert found["error"] > 0 or dtype == "f64"  # in which NumPy is the reference
             assert found["percent"] == pytest.approx(100 * row["floor_bytes"] / found["seconds"] / 1e9)
-        chosen = row["contenders"]["auto"]["algorithm"]
-        assert chosen == "plain"
-    assert result["summary"]["auto"]["rows"] == 6
-    assert result["summary"]["auto"]["base"] == "numpy"
+        assert row["contenders"]["auto"]["algorithm"] == "plain"
+    assert (result["summary"]["auto"]["rows"], result["summary"]["auto"]["base"]) == (6, "numpy")
     text = shown(result)
     assert "numpy: " + np.__version__ in text
     assert text.count("2x8x5x6") >= 6
@@ -92,15 +77,14 @@ def test_the_rivals_compute_what_the_library_does():
     with pybnorm.Handle("onednn") as handle:
         case = cases.make(bench, handle, (3, 5, 4, 7), DataType.FLOAT32, Layout.CHANNELS_LAST, 1)
         for operation in device.OPERATIONS:
-            right = cases.expected(case, operation)
             contender = rivals.numpy_formula(case, operation)
             contender.calls[0]()
-            assert cases.error(case, contender.outputs(), right) < 1e-5
+            assert cases.error(case, contender.outputs(), cases.expected(case, operation)) < 1e-5
 
 
 def test_pytorch_on_the_cpu():
     pytest.importorskip("torch")
-    result = device.run("onednn", **(TINY | {"rivals": ["torch"], "dtypes": ["f32", "bf16"]}))
+    result = measured(rivals=["torch"], dtypes=["f32", "bf16"])
     assert all("seconds" in row["contenders"]["torch"] for row in result["rows"])
     assert result["rivals"]["torch"]["threads"]
 
@@ -108,14 +92,13 @@ def test_pytorch_on_the_cpu():
 def test_random_shapes_are_those_of_their_seed():
     one, again, other = (shapes.shapes_of(["random:50:" + seed], gpu=False) for seed in ("1", "1", "2"))
     assert one == again != other
-    assert len(set(one)) == 50
-    assert {len(dims) for dims in one} == {2, 3, 4, 5}
+    assert (len(set(one)), {len(dims) for dims in one}) == (50, {2, 3, 4, 5})
     sizes = [math.prod(dims) for dims in one]
     assert shapes.LEAST_ELEMENTS / 2 < min(sizes) < 1 << 14
     assert 1 << 20 < max(sizes) < 2 * shapes.MOST_ELEMENTS[False]
     assert max(map(math.prod, shapes.shapes_of(["random:50:1"], gpu=True))) > max(sizes)
     (name,) = shapes.drawn(["random:3"])
-    result = device.run("onednn", **(TINY | {"shapes": [name], "seconds": 0, "rivals": []}))
+    result = measured(shapes=[name], seconds=0)
     assert result["shapes"] == [name]
     assert len(result["left_out"]) == 6
     assert f"shapes: {name}" in shown(result)
@@ -154,119 +137,84 @@ def test_random_values_of_the_machine():
     np.testing.assert_array_equal(bench.sample(bench.vector(np.arange(4, dtype=np.float32)), (1, 3)), [[[1], [3]]])
 
 
-def broken(monkeypatch, harm):
-    """`cases.ours` whose calls do something else."""
+@pytest.fixture
+def harmed(monkeypatch):
+    """Has calls of ours do something else: `harm(call, tensors, algorithm)`."""
     true = cases.ours
 
-    def ours(case, handle, operation, algorithm):
-        contender = true(case, handle, operation, algorithm)
-        return cases.Contender(
-            tuple(harm(call, s) for call, s in zip(contender.calls, case.sets, strict=True)), contender.outputs
-        )
+    def use(harm):
+        def ours(case, handle, operation, algorithm):
+            made = true(case, handle, operation, algorithm)
+            calls = tuple(harm(call, s, algorithm) for call, s in zip(made.calls, case.sets, strict=True))
+            names = ("dx",) if operation == "backward" else ("y",)
+            return cases.Contender(calls, lambda: {n: v for n, v in made.outputs().items() if n in names})
 
-    monkeypatch.setattr(cases, "ours", ours)
+        monkeypatch.setattr(cases, "ours", ours)
+
+    return use
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("harm", ["nothing", "slightly"])
-def test_what_is_wrong_is_not_timed(monkeypatch, harm):
+def test_what_is_wrong_is_not_timed(harmed, harm):
+    """What computes nothing finds the right result of the algorithm before it gone."""
     bench = machine.open_machine(1)
 
-    def slightly(call, tensors):
+    def harmful(call, tensors, algorithm):
         def wrong():
-            call()
-            bench.view(tensors.y)[-1, -1, 0, 0] += 0.5  # one element of the last channel
+            if harm == "slightly":
+                call()
+                bench.view(tensors.y)[-1, -1, 0, 0] += 0.5  # one element of the last channel
 
-        return wrong
+        return call if algorithm == "auto" else wrong
 
-    broken(monkeypatch, slightly if harm == "slightly" else lambda call, tensors: lambda: None)
-    result = device.run("onednn", **(TINY | {"rivals": ["numpy"]}))
+    harmed(harmful)
+    result = measured(rivals=["numpy"], algorithms=["auto", "plain"])
     assert not result["good"]
     for row in result["rows"]:
-        assert row["contenders"]["auto"]["failure"].startswith("wrong: error")
-        assert "seconds" not in row["contenders"]["auto"]
-        assert "seconds" in row["contenders"]["numpy"]
-    assert result["summary"]["auto"]["rows"] == 0
+        assert row["contenders"]["plain"]["failure"].startswith("wrong: error")
+        assert ["seconds" in row["contenders"][name] for name in ("auto", "plain", "numpy")] == [True, False, True]
+    assert result["summary"]["plain"]["rows"] == 0
     assert "FAILED" in shown(result)
 
 
 @pytest.mark.slow
-def test_the_result_of_another_is_not_taken_for_ones_own(monkeypatch):
-    """What computes nothing finds the right result of the algorithm before it gone."""
-    true = cases.ours
-
-    def ours(case, handle, operation, algorithm):
-        contender = true(case, handle, operation, algorithm)
-        calls = contender.calls if algorithm == "auto" else (lambda: None,)
-        names = ("dx",) if operation == "backward" else ("y",)
-        return cases.Contender(calls, lambda: {n: v for n, v in contender.outputs().items() if n in names})
-
-    monkeypatch.setattr(cases, "ours", ours)
-    result = device.run("onednn", **(TINY | {"rivals": [], "algorithms": ["auto", "plain"]}))
-    assert all("seconds" in row["contenders"]["auto"] for row in result["rows"])
-    assert all(row["contenders"]["plain"]["failure"].startswith("wrong") for row in result["rows"])
-
-
-@pytest.mark.slow
 def test_host_time_of_every_way_to_call(monkeypatch):
-    monkeypatch.setattr(host, "CALLS", 3)
-    monkeypatch.setattr(host, "QUICK_BATCHES", 2)
-    result = device.run("onednn", **(TINY | {"host": True, "rivals": ["numpy"], "operations": ["infer", "backward"]}))
-    calls = ["Handle call, NumPy arrays", "pybnorm.operations, NumPy arrays", "functional, NumPy arrays", "numpy"]
-    assert [(r["operation"], r["call"]) for r in result["host"]] == [
-        (operation, way)
-        for operation in ("infer", "backward")
-        for way in ("plan plain, addresses", "plan plain, NumPy arrays", *calls)
-    ]
-    assert all(row["microseconds"] > 0 for row in result["host"])
-    assert "plan, addresses" in shown(result)
-
-
-@pytest.mark.slow
-def test_a_value_returning_call_that_fails_is_named(monkeypatch):
-    monkeypatch.setattr(host, "CALLS", 3)
-    monkeypatch.setattr(host, "QUICK_BATCHES", 2)
+    """A value-returning call that fails is named; a call of ours that fails fails the run."""
+    calls = ["Handle call, NumPy arrays", "pybnorm.operations, NumPy arrays", "functional, NumPy arrays"]
+    calls = ["plan plain, addresses", "plan plain, NumPy arrays", *calls, "numpy"]
     monkeypatch.setattr(pybnorm.functional, "batch_norm_inference", None)
-    result = device.run("onednn", **(TINY | {"host": True, "rivals": [], "operations": ["infer"]}))
-    failed = [row for row in result["host"] if "failure" in row]
-    assert [row["call"] for row in failed] == ["functional, NumPy arrays"]
-    assert "NoneType" in failed[0]["failure"]
+    operations = ["infer", "backward"]
+    result = measured(host=True, rivals=["numpy"], operations=operations)
+    assert [(r["operation"], r["call"]) for r in result["host"]] == list(itertools.product(operations, calls))
+    (failed,) = (row for row in result["host"] if "failure" in row)
+    assert (failed["operation"], failed["call"], "NoneType" in failed["failure"]) == ("infer", calls[4], True)
+    assert all(row["microseconds"] > 0 for row in result["host"] if row is not failed)
     assert result["complete"]
-    assert "NoneType" in shown(result)
-
-
-def test_a_call_of_ours_that_fails_fails_the_run(monkeypatch):
-    monkeypatch.setattr(host, "CALLS", 3)
-    monkeypatch.setattr(host, "QUICK_BATCHES", 2)
+    text = shown(result)
+    assert "plan, addresses" in text
+    assert "NoneType" in text
     monkeypatch.setattr(host, "_handle_call", lambda operation: "closed")
     with pytest.raises(AttributeError, match="closed"):
-        device.run("onednn", **(TINY | {"host": True, "rivals": [], "operations": ["infer"]}))
+        measured(host=True, operations=["infer"])
 
 
-def test_what_is_left_out_is_named():
-    result = device.run("onednn", **(TINY | {"seconds": 0, "rivals": []}))
+def test_what_is_left_out_is_named(monkeypatch):
+    result = measured(seconds=0)
     assert [left["case"] for left in result["left_out"]] == ["2x8x5x6 f32 nchw", "2x8x5x6 f32 nhwc"]
     assert result["rows"] == []
     assert not result["good"]  # nothing was measured
     assert "left out: 2x8x5x6 f32 nchw, 2x8x5x6 f32 nhwc: after 0 s" in shown(result)
-
-
-def test_a_time_limit_leaves_out_kinds_rather_than_shapes():
-    result = device.run("onednn", shapes=["random:7:5"], rivals=[], host=False, quick=True, seconds=0)
-    cases = [left["case"].split() for left in result["left_out"]]
-    assert len(cases) == 42
+    # kinds rather than shapes
+    result = measured(shapes=["random:7:5"], dtypes=["f32", "f16", "bf16"], seconds=0)
+    left = [left["case"].partition(" ") for left in result["left_out"]]
+    assert len(set(left)) == len(left) == 42
     for turn in range(6):
-        part = cases[7 * turn : 7 * turn + 7]
-        assert len({shape for shape, *_ in part}) == 7
-        assert len({(dtype, layout) for _, dtype, layout in part}) == 6
-    assert len({tuple(case) for case in cases}) == 42
+        shapes_of_turn, _, kinds = zip(*left[7 * turn : 7 * turn + 7], strict=True)
+        assert (len(set(shapes_of_turn)), len(set(kinds))) == (7, 6)
     assert "and 38 more: after 0 s" in shown(result)
-
-
-def test_a_shape_that_does_not_fit_is_left_out(monkeypatch):
     monkeypatch.setattr(timing.Plain, "free_bytes", lambda self: 1000)
-    result = device.run("onednn", **(TINY | {"layouts": ["nchw"]}))
-    assert "are free" in result["left_out"][0]["reason"]
+    assert "are free" in measured(layouts=["nchw"])["left_out"][0]["reason"]
 
 
 @pytest.mark.slow
@@ -284,7 +232,7 @@ def test_what_is_finished_is_kept(monkeypatch, error, text):
         return true(self, *arguments)
 
     monkeypatch.setattr(device._Bench, "measure", measure)
-    result = device.run("onednn", **(TINY | {"rivals": []}))
+    result = measured()
     assert (result["complete"], result["stopped"]) == (False, text)
     assert result["good"] == (text == "interrupted")
     assert len(result["rows"]) == 3
@@ -294,45 +242,49 @@ def test_what_is_finished_is_kept(monkeypatch, error, text):
 @pytest.mark.slow
 def test_an_absent_rival_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    result = device.run("onednn", **(TINY | {"layouts": ["nchw"], "operations": ["infer"]}))
+    result = measured(layouts=["nchw"], operations=["infer"], rivals=None)
     assert result["rivals"]["torch"] == {"absent": "PyTorch is not installed"}
     assert list(result["rows"][0]["contenders"]) == ["auto", "numpy"]
     assert "torch: not measured, PyTorch is not installed" in shown(result)
 
 
-@pytest.mark.parametrize(
-    ("argument", "value"),
+@table(
+    ("argument", "values"),
     [
         ("algorithms", ["nonsense"]),
-        ("shapes", ["resnet"]),
-        ("shapes", ["2x0x3"]),
-        ("shapes", ["2xx3"]),
-        ("shapes", ["random:3:x"]),
-        ("shapes", ["random:3:-1"]),
-        ("shapes", ["random:123456"]),
-        ("shapes", ["random"]),
+        ("shapes", ["resnet", "2x0x3", "2xx3", "random:3:x", "random:3:-1", "random:123456", "random"]),
         ("dtypes", ["f8"]),
         ("layouts", ["nchwc"]),
         ("operations", ["relu"]),
         ("rivals", ["raw"]),  # not on the CPU
-        ("eager", True),  # not on the CPU
+        ("eager", [True]),  # not on the CPU
     ],
 )
-def test_bad_arguments(argument, value):
-    with pytest.raises(pybnorm.ArgumentError, match=argument):
-        device.run("onednn", **(TINY | {argument: value}))
+def test_bad_arguments(argument, values):
+    for value in values:
+        with pytest.raises(pybnorm.ArgumentError, match=argument):
+            measured(**{argument: value if argument == "eager" else [value]})
 
 
 # ---------------------------------------------------------------- the command
 
 
+@pytest.fixture
+def command(monkeypatch):
+    """Calls ``pybnorm bench device``."""
+    monkeypatch.chdir(Path(__file__).parents[2])
+    return lambda *words: CliRunner().invoke(cli.main, ["bench", "device", "--backend", "onednn", *words])
+
+
+TINY = ["--quick", "--no-host", "--shapes", "2x8x5x6", "--dtype", "f32"]
+
+
 @pytest.mark.slow
-def test_the_command_prints_and_writes(tmp_path):
+def test_the_command_prints_and_writes(command, tmp_path):
     pytest.importorskip("matplotlib")
-    arguments = ["--backend", "onednn", "--quick", "--no-host", "--shapes", "2x8x5x6", "--dtype", "f32"]
-    arguments += ["--rival", "numpy", "--json", str(tmp_path / "bench.json"), "--plot", str(tmp_path / "bench.svg")]
-    done = run(*arguments)
-    assert done.returncode == 0, done.stderr
+    files = ["--json", str(tmp_path / "bench.json"), "--plot", str(tmp_path / "bench.svg")]
+    done = command(*TINY, "--rival", "numpy", *files)
+    assert done.exit_code == 0, done.output
     assert "auto against numpy" in done.stdout
     result = json.loads((tmp_path / "bench.json").read_text())
     assert len(result["rows"]) == 6
@@ -351,22 +303,16 @@ def test_the_command_prints_and_writes(tmp_path):
     assert [f"{e.json_path}: {e.message}" for e in errors] == []
 
 
-def invoke(monkeypatch, *words):
-    monkeypatch.chdir(Path(__file__).parents[2])
-    return CliRunner().invoke(cli.main, ["bench", "device", "--backend", "onednn", *words])
-
-
 @pytest.mark.slow
-def test_the_command_without_rivals_prints_json(monkeypatch):
-    words = ["--quick", "--no-host", "--shapes", "2x8x5x6", "--dtype", "f32", "--layout", "nhwc"]
-    done = invoke(monkeypatch, *words, "--operation", "infer", "--rival", "none", "--json")
+def test_the_command_without_rivals_prints_json(command):
+    done = command(*TINY, "--layout", "nhwc", "--operation", "infer", "--rival", "none", "--json")
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
     assert list(result["rows"][0]["contenders"]) == ["auto"]
     assert result["summary"] == {}
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "message"),
     [
         (["--shapes", "2x3x"], "NxCxHxW"),
@@ -376,15 +322,8 @@ def test_the_command_without_rivals_prints_json(monkeypatch):
         (["--json", "nowhere/bench.json"], "--json"),
     ],
 )
-def test_the_command_refuses(monkeypatch, arguments, message):
-    done = invoke(monkeypatch, *arguments)
+def test_the_command_refuses(command, arguments, message):
+    done = command(*arguments)
     assert done.exit_code == 2
     assert message in " ".join(done.stderr.replace("│", " ").split())
     assert done.stdout == ""
-
-
-@pytest.mark.slow
-def test_the_command_without_a_library():
-    done = run("--backend", "cudnn", PYBNORM_LIB_CUDNN="/nonexistent/libcudnn.so")
-    assert done.returncode == 2
-    assert "/nonexistent/libcudnn.so" in done.stderr

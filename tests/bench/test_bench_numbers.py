@@ -37,18 +37,12 @@ def test_the_summary_of_made_up_numbers():
     }  # fmt: skip
     assert [r["ratio"] for r in summary["below"]] == [0.5, 0.96]
     groups = {(g["operation"], g["layout"], g["dtype"]): g for g in summary["groups"]}
-    assert groups["train", "nchw", "f32"]["geometric_mean"] == pytest.approx(4.0)
-    assert groups["train", "nchw", "f32"]["lowest"] == 2.0
-    assert groups["train", "nchw", "f32"]["lowest_percent"] == 71.5
-    assert groups["infer", "nhwc", "bf16"]["lowest_percent"] is None
-    assert groups["infer", "nhwc", "bf16"]["rows"] == 2
+    one, other = groups["train", "nchw", "f32"], groups["infer", "nhwc", "bf16"]
+    assert (one["geometric_mean"], one["lowest"], one["lowest_percent"]) == (pytest.approx(4.0), 2.0, 71.5)
+    assert (other["lowest_percent"], other["rows"]) == (None, 2)
     fast = tables.summarize(rows, "fast", "torch")
     assert fast["geometric_mean"] == pytest.approx((4 * 8 * 0.5 * 96 * 97) ** (1 / 5))
-
-
-def test_the_summary_of_nothing():
-    rows = [row("train", "nchw", "f32", {"auto": 1.0, "torch": None})]
-    summary = tables.summarize(rows, "auto", "torch")
+    summary = tables.summarize([row("train", "nchw", "f32", {"auto": 1.0, "torch": None})], "auto", "torch")
     assert (summary["rows"], summary["geometric_mean"], summary["worst"], summary["below"]) == (0, None, None, [])
 
 
@@ -64,15 +58,9 @@ def test_buffer_sets_leave_nothing_in_the_cache():
         assert (2 * sets - 1) * tensor_bytes >= 1.5 * l2
 
 
-def test_measurements_of_a_slow_call_are_few():
-    assert timing.rounds_of(2e-6, 1, 9) == (50, 9)
-    assert timing.rounds_of(2e-6, 8, 9) == (7, 9)
-    assert timing.rounds_of(1e-3, 1, 9) == (8, 9)
-    assert timing.rounds_of(4e-3, 1, 9) == (3, 5)
-    assert timing.rounds_of(40e-3, 1, 9) == (3, 3)
-
-
-def test_the_time_of_a_gpu_is_the_median_and_of_a_cpu_the_best():
+def test_measurements_of_a_slow_call_are_few_and_of_a_cpu_the_best_counts():
+    calls = (2e-6, 1), (2e-6, 8), (1e-3, 1), (4e-3, 1), (40e-3, 1)
+    assert [timing.rounds_of(*call, 9) for call in calls] == [(50, 9), (7, 9), (8, 9), (3, 5), (3, 3)]
     assert timing.timing_of([4.0, 1.0, 2.0], 7, "graph replay") == (2.0, 1.5, 7, 3, "graph replay")
     assert timing.timing_of([4.0, 1.0, 2.0], 7, "wall clock") == (1.0, 3.0, 7, 3, "wall clock")
 

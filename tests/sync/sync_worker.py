@@ -426,6 +426,8 @@ def nothing_anywhere(context):
     outcome = attempt(layer.forward, *given, workspace=context.memory(), **running)
     context.expect("running", outcome, ("ArgumentError",), "x: got 1 element on all ranks")
     context.expect("no running", attempt(layer.forward, *given, workspace=context.memory()))
+    given = [context.put(np.ones((2, 3, 4), np.float32)), None, None, context.put(np.ones((2, 3, 4), np.float32))]
+    context.expect("more", attempt(layer.forward, *given, workspace=context.memory(), **running))
 
 
 def broken_promise(context):
