@@ -1,13 +1,15 @@
-"""One of 2 or 3 ranks: ``python ranks.py RANK SIZE BACKEND FOLDER``; the tests read what it leaves there.
+"""One of 2 or 3 ranks: ``python ranks.py RANK SIZE BACKEND FOLDER``, which prints what it finds wrong.
 
 BACKEND is that of ``torch.distributed``: gloo on the CPU, or nccl with a GPU for each rank.
 
-Every rank makes the whole batch from a seed and computes its own rows of it, of all ranks and of the first two.
+Every rank makes the whole batch from a seed, and computes its own rows of it, of all ranks and of the first two, by our
+modules, and all rows by PyTorch's in float64. It does not end at what is wrong: the others would wait.
 """
 
 import contextlib
 import copy
 import datetime
+import functools
 import sys
 import warnings
 
@@ -60,9 +62,49 @@ def module_of(kind, case):
     return module
 
 
-def part_of(case, size, rank):
-    rows = rows_of(case, size)
-    return slice(sum(rows[:rank]), sum(rows[: rank + 1]))
+class Rank:
+    """A place in a group of ranks."""
+
+    def __init__(self, rank, size, group, device):
+        self.rank, self.size, self.group, self.device = rank, size, group, device
+
+    def rows(self, case):
+        """The slice of the whole batch."""
+        rows = rows_of(case, self.size)
+        return slice(sum(rows[: self.rank]), sum(rows[: self.rank + 1]))
+
+    def share(self, case, step=0):
+        """This rank's x and dy."""
+        return [t[self.rows(case)].to(self.device) for t in batch(case, self.size, step)]
+
+    def synchronized(self, case):
+        module = module_of(torch.nn.SyncBatchNorm, case).to(self.device)
+        module.process_group = self.group
+        return ours.convert(module)
+
+    def added(self, local):
+        """The sum over the ranks."""
+        total = local.detach().double()
+        dist.all_reduce(total, group=self.group)
+        return total
+
+    def equal(self, label, local):
+        """Hold that all ranks have the same."""
+        both = torch.stack([local.double(), -local.double()])
+        dist.all_reduce(both, dist.ReduceOp.MAX, group=self.group)
+        self.hold(label, not both.sum(0).any())
+
+    def hold(self, label, good):
+        if not good:
+            print(f"rank {self.rank} of {self.size}, {label}", flush=True)
+
+    def near(self, label, got, whole, case=None, tolerance=3e-5):
+        """Hold that this is the rank's part of a result, or all of it without a case."""
+        tolerance = 0.06 if got.dtype == torch.bfloat16 else 2e-3 if "far" in label else tolerance
+        right = whole if case is None else whole[self.rows(case)]
+        limit = tolerance * max(1.0, float(whole.detach().abs().max()))
+        error = (got.detach().cpu().double() - right.detach().double()).abs()
+        self.hold(label, error.numel() == 0 or float(error.max()) <= limit)
 
 
 def steps(module, case, size, part=slice(None), wide=False, device="cpu"):
@@ -77,6 +119,26 @@ def steps(module, case, size, part=slice(None), wide=False, device="cpu"):
         gradients = [p.grad.clone() for p in module.parameters()]
         found.append((y.detach(), leaf.grad, gradients, [b.clone() for b in module.buffers()]))
     return found
+
+
+@functools.cache
+def right_steps(case, size):
+    theirs = getattr(torch.nn, f"BatchNorm{max(1, len(CASES[case].get('space', (6, 7))))}d")
+    return steps(module_of(theirs, case).double(), case, size, wide=True)
+
+
+def judge_steps(me, case, label):
+    mine = steps(me.synchronized(case), case, me.size, me.rows(case), device=me.device)
+    for (y, dx, gradients, buffers), right in zip(mine, right_steps(case, me.size), strict=True):
+        me.near(f"{label}: y", y, right[0], case)
+        me.near(f"{label}: dx", dx, right[1], case)
+        for got, wanted in zip(gradients, right[2], strict=True):
+            me.near(f"{label}: a gradient", me.added(got).to(got.dtype), wanted)
+        for got, wanted in zip(buffers, right[3], strict=True):
+            me.near(f"{label}: a buffer", got, wanted)
+            me.equal(f"{label}: a buffer differs", got)
+        if "last" in case:
+            me.hold(f"{label}: layout", all(t.is_contiguous(memory_format=torch.channels_last) for t in (y, dx)))
 
 
 class Formula(torch.nn.Module):
@@ -113,13 +175,31 @@ def twice(module, case, size, part=slice(None), wide=False, device="cpu"):
 TWICE = ("first", "last", "uneven, last", "an empty rank", "bare", "one axis")
 
 
-def compiled(rank, size, group, device):
-    """Steps of a compiled network with two synchronized batch norms, and how often the compiler broke off."""
+def judge_twice(me, case):
+    module = module_of(torch.nn.BatchNorm1d if case == "one axis" else torch.nn.BatchNorm2d, case)
+    right = twice(Formula(module.double()), case, me.size, wide=True)
+    dx, *parameters, third = twice(me.synchronized(case), case, me.size, me.rows(case), device=me.device)
+    me.near(f"{case}: second", dx, right[0], case)
+    me.near(f"{case}: third", third, right[-1], case, tolerance=1e-3)
+    for got, wanted in zip(parameters, right[1:-1], strict=True):
+        me.near(f"{case}: second of a parameter", me.added(got).to(got.dtype), wanted)
+
+
+def judge_training(me, label, model):
+    """Steps of a network, each rank on its share of the batch, end where those of the whole batch do."""
+    got, right = trained(model, me.rank, me.size, me.device), trained(network())
+    me.hold(f"{label}: names", got.keys() == right.keys())
+    for name, wanted in right.items():
+        me.near(f"{label}: {name}", got[name], wanted)
+
+
+def judge_compiled(me):
+    """The synchronized calls are left out of the compiler's graphs, and their statistics are not lost."""
     torch._dynamo.utils.counters.clear()
-    model = ours.SyncBatchNorm.convert_sync_batchnorm(network(), group).to(device)
-    whole = torch.compile(torch.nn.parallel.DistributedDataParallel(model, process_group=group), backend="aot_eager")
-    state = trained(whole, rank, size, device)
-    return {"state": state, "breaks": sum(torch._dynamo.utils.counters["graph_break"].values())}
+    model = ours.SyncBatchNorm.convert_sync_batchnorm(network(), me.group).to(me.device)
+    whole = torch.nn.parallel.DistributedDataParallel(model, process_group=me.group)
+    judge_training(me, "compiled", torch.compile(whole, backend="aot_eager"))
+    me.hold("compiled: no break, so it was not what ran", sum(torch._dynamo.utils.counters["graph_break"].values()) > 0)
 
 
 def network():
@@ -146,48 +226,48 @@ def trained(model, rank=0, size=1, device="cpu"):
     }
 
 
-def others(rank, size, device):
-    """What is no comparison of steps."""
-    found = {}
-    model = ours.SyncBatchNorm.convert_sync_batchnorm(network()).to(device)
-    found["types"] = [type(m).__name__ for m in model if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
-    found["ddp"] = trained(torch.nn.parallel.DistributedDataParallel(model), rank, size, device)
-    mine = module_of(ours.SyncBatchNorm, "first").to(device)
-    x = batch("first", size, 0)[0][part_of("first", size, rank)].to(device)
-    mine.eval()
-    found["eval"] = mine(x).detach()
-    mine.train()
-    with torch.autocast(x.device.type, dtype=torch.bfloat16), torch.no_grad():
-        found["autocast"] = mine(x.bfloat16())
-    found["copy"] = copy.deepcopy(mine)(x).detach()
-    bare = ours.SyncBatchNorm(3, affine=False, track_running_stats=False).to(device)
-    found["channels"] = [bare(some).detach() for some in (x, x[:, :1])]
-    mine.weight.requires_grad_(False)  # frozen in part
-    mine(x).sum().backward()
-    found["frozen in part"] = [p.grad is not None for p in mine.parameters()]
-    alone = [dist.new_group([r]) for r in range(size)][rank]
-    single = module_of(lambda *a, **o: ours.SyncBatchNorm(*a, process_group=alone, **o), "first").to(device)
-    found["alone"] = single(x).detach()
-    wrong = module_of(ours.SyncBatchNorm, "first").to(device)
-    try:  # in the constructor's collective, and in that of a call
-        wrong(x.bfloat16() if rank == 0 else x)
-        found["disagreement"] = "nothing"
+def outcome(call, *arguments):
+    """The result, or the name of the error."""
+    try:
+        return call(*arguments)
     except Exception as error:
-        found["disagreement"] = type(error).__name__
-    again = module_of(ours.SyncBatchNorm, "first").to(device)
+        return type(error).__name__
+
+
+def judge_others(me):
+    """What is no comparison of steps."""
+    model = ours.SyncBatchNorm.convert_sync_batchnorm(network()).to(me.device)
+    types = [type(m).__name__ for m in model if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+    me.hold("types", types == ["SyncBatchNorm"] * 2)
+    judge_training(me, "ddp", torch.nn.parallel.DistributedDataParallel(model))
+    whole, (x, _) = batch("first", me.size, 0)[0], me.share("first")
+    plain, mine = module_of(torch.nn.BatchNorm2d, "first"), me.synchronized("first")
+    me.near("eval", mine.eval()(x), plain.eval()(whole), "first")
+    plain.train(), mine.train()
+    right = plain(whole)
+    with torch.autocast(x.device.type, dtype=torch.bfloat16), torch.no_grad():
+        me.near("autocast", mine(x.bfloat16()), right, "first")
+    me.near("copy", copy.deepcopy(mine)(x), right, "first")
+    bare = ours.SyncBatchNorm(3, affine=False, track_running_stats=False).to(me.device)
+    for channels in (5, 1):  # of a module without parameters
+        right = torch.nn.functional.batch_norm(whole[:, :channels], None, None, training=True)
+        me.near(f"{channels} channels", bare(x[:, :channels]), right, "first")
+    mine.weight.requires_grad_(False)
+    mine(x).sum().backward()
+    me.hold("frozen in part", [p.grad is not None for p in mine.parameters()] == [False, True])
+    alone = [dist.new_group([r]) for r in range(me.size)][me.rank]
+    single = module_of(functools.partial(ours.SyncBatchNorm, process_group=alone), "first").to(me.device)
+    me.near("alone", single(x), plain(whole[me.rows("first")]))
+    first = me.rank == 0
+    disagreeing = outcome(me.synchronized("first"), x.bfloat16() if first else x)
+    me.hold(f"disagreement: {disagreeing}", disagreeing == "ArgumentError")
+    again = me.synchronized("first")
     again(x)
-    if rank == 0:
+    if first:
         again.weight.data = again.weight.data.double()
-    for _ in range(2):  # a device says it of the others in the next call
-        try:
-            again(x)
-            found["one refused"] = "nothing"
-        except Exception as error:
-            found["one refused"] = type(error).__name__
-    return found
-
-
-LATER = ("first", "an empty rank", "uneven, last")
+    outcome(again, x)  # a device says it of the others in the next call
+    refused = outcome(again, x)
+    me.hold(f"one refused: {refused}", refused == ("ArgumentTypeError" if first else "RankError"))
 
 
 def unread(module):
@@ -231,72 +311,73 @@ def as_on_a_device(device):
         sync._Ranks.__init__, torch.batch_norm_gather_stats_with_counts = init, made
 
 
-def failing_forward(rank, size, device, last):
-    """A forward that rank 0 refuses; what each rank's backward or next forward is, and the step after it."""
-    module, found = module_of(ours.SyncBatchNorm, "first").to(device), []
-    module.track_running_stats = False  # the others' would be NaN
-    x, dy = (t[part_of("first", size, rank)].to(device) for t in batch("first", size, 0))
-    leaf = x.requires_grad_()
-    right, weight = torch.autograd.grad(module(leaf), leaf, dy)[0], module.weight.data
-    for turn in range(3):
-        module.weight.data = weight.double() if rank == turn == 0 else weight
-        try:
-            if turn == 0:
-                y = found  # what a refused call leaves
-                y = module(leaf)
-                found.append("nan" if y.isnan().all() else "wrong")
-            elif turn == 1 and last == "backward":
-                if y is found:
-                    found.append("")
-                else:
-                    torch.autograd.grad(y, leaf, dy)
-            else:
-                dx = torch.autograd.grad(module(leaf), leaf, dy)[0]
-                found.append("right" if torch.allclose(dx, right) else "wrong")
-        except Exception as error:
-            found.append(type(error).__name__)
-    return found
+LATER = ("first", "an empty rank", "uneven, last")
 
 
-def later(rank, size, device):
-    """dx of forwards of several sizes by backwards in another order; again; and how often headers are read."""
-    module, made = module_of(ours.SyncBatchNorm, "first").to(device), []
+def judge_later(me):
+    """dx of forwards of several sizes by backwards in another order, and again; none reads a header."""
+    module, made = me.synchronized("first"), []
     for case in LATER:
-        x, dy = (t[part_of(case, size, rank)].to(device) for t in batch(case, size, 0))
+        x, dy = me.share(case)
         leaf = x.requires_grad_()
         made.append((module(leaf), leaf, dy))
     reads = unread(module)
-    found = [[torch.autograd.grad(*one, retain_graph=True)[0] for one in made[::-1]][::-1] for _ in range(2)]
-    return *found, len(reads)
+    for turn in range(2):
+        found = [torch.autograd.grad(*one, retain_graph=True)[0] for one in made[::-1]][::-1]
+        for case, dx in zip(LATER, found, strict=True):
+            x, dy = (t.double() for t in batch(case, me.size, 0))
+            leaf = x.requires_grad_()
+            y = module_of(torch.nn.BatchNorm2d, "first").double()(leaf)
+            me.near(f"later, {turn}: {case}", dx, torch.autograd.grad(y, leaf, dy)[0], case)
+    me.hold("a header is read", not reads)
 
 
-def failing_backward(rank, size, device):
-    """What a backward for which one rank has no memory is, the next forward, and the step after it."""
-    module = module_of(ours.SyncBatchNorm, "first").to(device)
-    x, dy = (t[part_of("first", size, rank)].to(device) for t in batch("first", size, 0))
-    leaf = x.requires_grad_()
+def judge_failures(me):
+    """What fails on rank 0 is told when the others read its counts, as on a device, where nothing is waited for.
+
+    That is of a backward in the next forward, until when the gradients are NaN; of a forward in backward or the next
+    forward. Later steps are right.
+    """
+    x, dy = me.share("first")
+    leaf, first = x.requires_grad_(), me.rank == 0
+
+    def judged(dx):
+        return "nan" if dx.isnan().all() else "right" if torch.allclose(dx, right) else "wrong"
 
     def step():
-        return torch.autograd.grad(module(leaf), leaf, dy)[0]
+        return judged(torch.autograd.grad(module(leaf), leaf, dy)[0])
 
-    right, y = step(), module(leaf)
+    for last in ("backward", "forward"):
+        with as_on_a_device(me.device):
+            module = me.synchronized("first")
+            module.track_running_stats = False  # the others' would be NaN
+            right, weight = torch.autograd.grad(module(leaf), leaf, dy)[0], module.weight.data
+            module.weight.data = weight.double() if first else weight
+            y = outcome(module, leaf)
+            found = [y if isinstance(y, str) else judged(y)]
+            module.weight.data = weight
+            if last == "forward":
+                found.append(outcome(step))
+            elif not isinstance(y, str):  # a refused call leaves none
+                found.append(outcome(lambda: judged(torch.autograd.grad(y, leaf, dy)[0])))  # noqa: B023
+            found.append(outcome(step))
+        wanted = ["ArgumentTypeError" if first else "nan", *([] if first and last == "backward" else ["RankError"])]
+        me.hold(f"failing forward, {last}: {found}", found == [*wanted, "right"])
+
+    module = me.synchronized("first")
+    right, y = torch.autograd.grad(module(leaf), leaf, dy)[0], module(leaf)
     unread(module)
-    found, empty = [], torch.empty_like
+    empty = torch.empty_like
 
     def full(*given):
         raise torch.cuda.OutOfMemoryError
 
-    for failing in (rank == 0, False, False):
-        try:
-            if failing:
-                torch.empty_like = full
-            dx = torch.autograd.grad(y, leaf, dy, retain_graph=True)[0] if not found else step()
-            found.append("nan" if dx.isnan().all() else "right" if torch.allclose(dx, right) else "wrong")
-        except Exception as error:
-            found.append(type(error).__name__)
-        finally:
-            torch.empty_like = empty
-    return found
+    torch.empty_like = full if first else empty
+    found = [outcome(lambda: judged(torch.autograd.grad(y, leaf, dy, retain_graph=True)[0]))]
+    torch.empty_like = empty
+    found += [outcome(step), outcome(step)]
+    wanted = ["OutOfMemoryError"] * 2 if first else ["nan", "RankError"]
+    me.hold(f"failing backward: {found}", found == [*wanted, "right"])
 
 
 def main(rank, whole, backend, folder):
@@ -308,27 +389,22 @@ def main(rank, whole, backend, folder):
         torch.backends.cudnn.allow_tf32 = False  # of the convolutions, which are compared with those of one process
     limit = datetime.timedelta(seconds=240)
     dist.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=whole, timeout=limit)
-    found = {}
     for size, group in ({2: dist.new_group([0, 1])} | {whole: None}).items():
-        for case in CASES if rank < size else ():
-            module = module_of(torch.nn.SyncBatchNorm, case).to(device)
-            module.process_group = group
-            part = part_of(case, size, rank)
-            found[size, case] = steps(ours.convert(module), case, size, part, device=device)
-            if case in TWICE:
-                found["twice", size, case] = twice(module, case, size, part, device=device)
-            module = module_of(torch.nn.SyncBatchNorm, case).to(device)
-            module.process_group = group
+        if rank >= size:
+            continue
+        me = Rank(rank, size, group, device)
+        for case in CASES:
+            judge_steps(me, case, case)
             with as_on_a_device(device):
-                found["merged", size, case] = steps(ours.convert(module), case, size, part, device=device)
-        if size == 2 and rank < size and hasattr(torch, "compile"):
-            found["compiled"] = compiled(rank, size, group, device)
-    found |= others(rank, whole, device)
-    with as_on_a_device(device):
-        for last in ("backward", "forward"):
-            found["failing forward", last] = failing_forward(rank, whole, device, last)
-    found["later"], found["failing backward"] = later(rank, whole, device), failing_backward(rank, whole, device)
-    torch.save(found, f"{folder}/rank{rank}.pt")
+                judge_steps(me, case, f"merged, {case}")
+            if case in TWICE:
+                judge_twice(me, case)
+        if size == 2 and hasattr(torch, "compile"):
+            judge_compiled(me)
+    me = Rank(rank, whole, None, device)
+    judge_others(me)
+    judge_later(me)
+    judge_failures(me)
     dist.barrier()
     dist.destroy_process_group()
 

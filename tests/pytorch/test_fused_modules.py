@@ -1,5 +1,6 @@
 """Batch norm, an addition and ReLU as one call of a module: what they compute apart, and when they are not joined."""
 
+import copy
 import threading
 
 import pytest
@@ -186,30 +187,38 @@ def test_streams_and_threads(torch, ours, device, calls):
 
 
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad")  # the gradients' stream is that of the warm-up
-def test_a_captured_step(torch, ours, device, calls):
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_captured_step(torch, ours, device, calls, joined):
     if device == "cpu":
         pytest.skip("the CPU has no graphs")
     x, z, dy = drawn(torch, device, torch.float16)
     module = norm_of(torch, ours, device)
-    given = [x.requires_grad_(), z.requires_grad_()]
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
+    leaves = [x.requires_grad_(), z.requires_grad_()][: 1 + joined]
+
+    def step():
+        y = module(x, **({"activation": "relu", "residual": z} if joined else {}))
+        y.backward(dy)
+        return y
+
+    def found(y):
+        return [t.detach().clone() for t in (y, *(leaf.grad for leaf in leaves), *module.buffers())]
+
+    with torch.cuda.stream(torch.cuda.Stream()):
         for _ in range(3):
-            module(given[0], activation="relu", residual=given[1]).backward(dy)
+            step()
     torch.cuda.synchronize()
     x.grad = z.grad = None
-    graph = torch.cuda.CUDAGraph()
+    graph, state = torch.cuda.CUDAGraph(), copy.deepcopy(module.state_dict())
     with torch.cuda.graph(graph):
-        y = module(given[0], activation="relu", residual=given[1])
-        y.backward(dy)
+        y = step()
     with torch.no_grad():
         x.mul_(3).add_(1)
+    module.load_state_dict(state)
     graph.replay()
-    replayed = y.clone(), x.grad.clone(), z.grad.clone()
+    replayed = found(y)
     x.grad = z.grad = None
-    again = module(given[0], activation="relu", residual=given[1])
-    again.backward(dy)
-    for one, other in zip(replayed, (again, x.grad, z.grad), strict=True):
+    module.load_state_dict(state)
+    for one, other in zip(replayed, found(step()), strict=True):
         assert torch.equal(one, other)
 
 

@@ -3,8 +3,7 @@
 import copy
 import io
 import pickle
-import subprocess
-import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -140,17 +139,18 @@ def test_fake_and_meta_tensors(torch, ours, kind, warm):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_traced_model_runs_where_there_is_no_pybnorm(torch, ours, kind, tmp_path):
+def test_what_is_written_down_has_pytorchs_batch_norm(torch, ours, kind):
+    """So that it runs where there is no pybnorm."""
     with Model(torch, ours, kind, False, False) as m:
-        torch.jit.save(torch.jit.trace(m.model, m.x), tmp_path / "m.pt")
-        torch.save(m.x, tmp_path / "x.pt")
+        exported = str(torch.export.export(m.model, (m.x,)).graph)
+        torch.jit.save(torch.jit.trace(m.model, m.x), file := io.BytesIO())
         wanted = m.plain(m.x)
-    code = (
-        "import sys, torch; m, x = torch.jit.load('m.pt'), torch.load('x.pt'); torch.save(m(x).detach(), 'y.pt'); "
-        "assert 'pybnorm' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, check=True, timeout=120)
-    same(torch, torch.load(tmp_path / "y.pt"), wanted.detach())
+    with zipfile.ZipFile(file) as archive:
+        traced = "".join(archive.read(name).decode() for name in archive.namelist() if name.endswith(".py"))
+    for text in (exported, traced):
+        assert ("ops.pybnorm" in text, "batch_norm" in text) == (False, True)
+    file.seek(0)
+    same(torch, torch.jit.load(file)(m.x).detach(), wanted.detach())
 
 
 @pytest.mark.parametrize("dynamo", [True, False])

@@ -251,18 +251,9 @@ def test_convert_switches_a_model_and_keeps_all_else(torch, ours, device):
     assert [type(m) for m in mine.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)] == [
         ours.BatchNorm2d, ours.BatchNorm2d, ours.BatchNorm1d,
     ]  # fmt: skip
-    optimizers = [torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=0.05) for m in (theirs, mine)]
-    for step in range(4):
-        x = randn(torch, (5, 3, 6, 6), device, seed=step)
-        losses = []
-        for network, optimizer in zip((theirs, mine), optimizers, strict=True):
-            optimizer.zero_grad()
-            loss = (network(x) - 1).abs().pow(1.5).mean()
-            loss.backward()
-            optimizer.step()
-            losses.append(float(loss.detach()))
-        assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-    assert seen == [ours.BatchNorm2d] * 4
+    x = randn(torch, (5, 3, 6, 6), device)
+    assert close(mine(x), theirs(x), 50)
+    assert seen == [ours.BatchNorm2d]
     assert not mine[1].weight.requires_grad
     for (name, right), got in zip(theirs.state_dict().items(), mine.state_dict().values(), strict=True):
         assert close(got, right, 50), name
@@ -307,44 +298,6 @@ def test_autocast_leaves_the_dtype_of_the_input(torch, ours, device):
     assert module.weight.grad.dtype == torch.float32
     right = torch.nn.functional.batch_norm(x.bfloat16().float(), None, None, None, None, True)
     assert np.abs(numpy(y) - numpy(right)).max() < 0.05
-
-
-def test_a_captured_step_replays(torch, ours, device):
-    if device != "cuda":
-        pytest.skip("the CPU has no graphs")
-    theirs, mine = pair(torch, ours, 2, device)
-    x, dy = randn(torch, SHAPES[2], device, "last"), randn(torch, SHAPES[2], device, "last", seed=9)
-    leaf = x.clone().requires_grad_()
-    state = copy.deepcopy(mine.state_dict())
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            mine.zero_grad(set_to_none=True)
-            leaf.grad = None
-            mine(leaf).backward(dy)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    mine.zero_grad(set_to_none=True)
-    leaf.grad = None
-    with torch.cuda.graph(graph):
-        y = mine(leaf)
-        y.backward(dy)
-    mine.load_state_dict(state)
-    for step in range(3):
-        value = randn(torch, SHAPES[2], device, "last", seed=50 + step)
-        with torch.no_grad():
-            leaf.copy_(value)
-        graph.replay()
-        right = value.clone().requires_grad_()
-        theirs.zero_grad()
-        wanted = theirs(right)
-        wanted.backward(dy)
-        torch.cuda.synchronize()
-        assert close(y, wanted)
-        assert close(leaf.grad, right.grad)
-        assert close(mine.weight.grad, theirs.weight.grad)
-        assert close(mine.running_var, theirs.running_var)
 
 
 def test_another_stream_is_followed_forward_and_backward(torch, ours, device):
