@@ -207,37 +207,13 @@ def test_hooks_are_called_with_what_they_were(torch, ours, device, nets):
         close(torch, got, right, 5e-3)
 
 
-def variants(torch):  # noqa: C901
-    """(forward over self.conv, self.bn, self.relu, self.steps; whether it can be joined)."""
-    functional = torch.nn.functional
-
-    def used_again(self, x):
-        y = self.bn(x)
-        return self.relu(y) + y
-
-    def sum_used_again(self, x):
-        y = self.bn(self.conv(x)) + x
-        return y.relu() + y
-
-    def broadcast(self, x):
-        return self.relu(self.bn(self.conv(x)) + x.mean((2, 3), keepdim=True))
-
-    def a_number(self, x):
-        return (self.bn(self.conv(x)) + 0.25).relu()
-
-    def wider(self, x):
-        return functional.relu(self.bn(self.conv(x)) + x.double())
+def variants(torch):
+    """By name: forwards over self.conv, self.bn, self.relu and self.steps that cannot be joined, and that can."""
 
     def wider_in_place(self, x):
         y = self.bn(self.conv(x))
         y += x.double()
-        return functional.relu(y)
-
-    def narrower(self, x):
-        return (self.bn(self.conv(x)) + x.half()).relu()
-
-    def scaled(self, x):
-        return torch.add(self.bn(self.conv(x)), x, alpha=2).relu()
+        return torch.nn.functional.relu(y)
 
     def other_gets_the_sum(self, x):
         z = x * 1.0
@@ -261,39 +237,20 @@ def variants(torch):  # noqa: C901
         x.mul_(0.5)
         return (y + x).relu()
 
-    def notes(self, x):
-        self.seen = True
-        return self.relu(self.bn(x))
-
     def changed_in_between(self, x):
         x = x * 1.0
         y = self.bn(x)
         x.mul_(0.5)
         return (y + x).relu()
 
+    def notes(self, x):
+        self.seen = True
+        return self.relu(self.bn(x))
+
     def by_another_name(self, x):
         y = kept = self.relu(self.bn(x)) * 1.0
         y += 1.0
         return kept * 2
-
-    def twice(self, x):
-        return self.relu(self.bn(self.conv(self.relu(self.bn(x)))) + x)
-
-    def doubled(self, x):
-        y = self.bn(x)
-        return (y + y).relu()
-
-    def by_mode(self, x):
-        y = self.bn(x)
-        return self.relu(y) if self.training else torch.tanh(y)
-
-    def by_type(self, x):
-        y = self.relu(self.bn(x))
-        return y if isinstance(x, torch.Tensor) else y * 0
-
-    def by_chance(self, x):
-        y = self.relu(self.bn(x))
-        return y * float(torch.rand(1)) if self.training else y * 0.5
 
     def counts(self, x):
         self.steps.add_(1)
@@ -303,37 +260,47 @@ def variants(torch):  # noqa: C901
         self.calls = getattr(self, "calls", 0) + 1
         return self.relu(self.bn(x)) * self.calls
 
-    def by_value(self, x):
-        y = self.relu(self.bn(x))
-        return y if x.sum() > 0 else -y
-
-    def optional(self, x, scale=None):
-        y = self.relu(self.bn(x))
-        return y if scale is None else y * scale
-
-    alone = [used_again, sum_used_again, scaled, other_gets_the_sum, changed_in_between, doubled, by_mode, by_type]
-    alone += [by_chance, counts_aside, by_value, other_is_kept, changed_behind, changed_behind_hook, notes]
-    both = [broadcast, a_number, wider, wider_in_place, narrower, by_another_name, twice, counts, optional]
-    return [(f, False) for f in alone] + [(f, True) for f in both]
+    alone = {
+        "used again": lambda m, x: m.relu(y := m.bn(x)) + y,
+        "sum used again": lambda m, x: (y := m.bn(m.conv(x)) + x).relu() + y,
+        "scaled": lambda m, x: torch.add(m.bn(m.conv(x)), x, alpha=2).relu(),
+        "doubled": lambda m, x: ((y := m.bn(x)) + y).relu(),
+        "by mode": lambda m, x: (m.relu if m.training else torch.tanh)(m.bn(x)),
+        "by type": lambda m, x: m.relu(m.bn(x)) * (1 if isinstance(x, torch.Tensor) else 0),
+        "by chance": lambda m, x: m.relu(m.bn(x)) * (float(torch.rand(1)) if m.training else 0.5),
+        "by value": lambda m, x: m.relu(m.bn(x)) * (1 if x.sum() > 0 else -1),
+    }
+    joined = {
+        "broadcast": lambda m, x: m.relu(m.bn(m.conv(x)) + x.mean((2, 3), keepdim=True)),
+        "a number": lambda m, x: (m.bn(m.conv(x)) + 0.25).relu(),
+        "wider": lambda m, x: torch.nn.functional.relu(m.bn(m.conv(x)) + x.double()),
+        "narrower": lambda m, x: (m.bn(m.conv(x)) + x.half()).relu(),
+        "twice": lambda m, x: m.relu(m.bn(m.conv(m.relu(m.bn(x)))) + x),
+        "optional": lambda m, x, scale=None: m.relu(m.bn(x)) if scale is None else m.relu(m.bn(x)) * scale,
+    }
+    alone |= {f.__name__: f for f in (other_gets_the_sum, other_is_kept, changed_behind, changed_behind_hook)}
+    alone |= {f.__name__: f for f in (changed_in_between, notes, counts_aside)}
+    return alone, joined | {f.__name__: f for f in (wider_in_place, by_another_name, counts)}
 
 
 def test_models_that_are_hard_to_see_through(torch, ours, device):
-    for forward, can_be in variants(torch):
+    alone, both = variants(torch)
+    for name, forward in (alone | both).items():
 
         class Small(torch.nn.Module):
-            def __init__(self):
+            def __init__(self, name):
                 super().__init__()
                 self.conv, self.bn = torch.nn.Conv2d(3, 3, 1), torch.nn.BatchNorm2d(3)
-                self.relu = torch.nn.ReLU(inplace=forward.__name__ not in ("used_again",))  # noqa: B023
+                self.relu = torch.nn.ReLU(inplace=name != "used again")
                 self.register_buffer("steps", torch.zeros(()))
-                if forward.__name__ == "changed_behind_hook":  # noqa: B023
+                if name == "changed_behind_hook":
                     self.conv.register_forward_hook(lambda m, given, y: given[0])
 
         Small.forward = forward
         torch.manual_seed(7)
-        plain = ours.convert(Small().to(device))
+        plain = ours.convert(Small(name).to(device))
         fused = ours.convert(copy.deepcopy(plain), fuse=True)
-        assert bool(joined(fused)) == can_be, forward.__name__
+        assert bool(joined(fused)) == (name in both), name
         assert float(fused.steps) == 0
         for training in (True, True, False):
             results = []
@@ -341,19 +308,18 @@ def test_models_that_are_hard_to_see_through(torch, ours, device):
                 model.train(training)
                 torch.manual_seed(11)
                 x = images(torch, device, 5).requires_grad_()
-                if not forward.__name__.startswith("changed"):  # a derivative of that is PyTorch's error
+                changed = name.startswith("changed")  # a derivative of that is PyTorch's error
+                with torch.set_grad_enabled(not changed):
                     y = model(x)
+                if not changed:
                     y.square().sum().backward()
-                else:
-                    with torch.no_grad():
-                        y = model(x)
-                found = [y, x.grad if x.grad is not None else y, model.bn.running_mean, model.steps]
-                if forward.__name__ == "optional":
+                found = [y, y if changed else x.grad, model.bn.running_mean, model.steps]
+                if name == "optional":
                     found.append(model(x, scale=images(torch, device, 6)[:, :, :1, :1]))
                 results.append(found)
             for right, got in zip(*results, strict=True):
-                assert got.dtype == right.dtype, forward.__name__
-                assert torch.equal(got, right) or device != "cpu", forward.__name__
+                assert got.dtype == right.dtype, name
+                assert torch.equal(got, right) or device != "cpu", name
 
 
 def test_pairs_that_are_told(torch, ours, device):

@@ -328,25 +328,6 @@ def test_a_checkpoint_counts_batches_as_pytorch_does(torch, ours, device, moment
     assert int(found[1][-1]) == 6
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_steps_with_autocast_and_a_scaler(torch, ours, device):
-    if not hasattr(torch.amp, "GradScaler"):
-        pytest.skip("this PyTorch has no scaler for the CPU")
-    theirs = network(torch, device)
-    found = []
-    for model in (theirs, ours.convert(copy.deepcopy(theirs))):
-        scaler, optimizer = torch.amp.GradScaler(device, init_scale=256.0), torch.optim.SGD(model.parameters(), lr=0.01)
-        for number in range(2):
-            optimizer.zero_grad()
-            with torch.autocast(device, dtype=torch.bfloat16):
-                value = (model(made(torch, device, 4, 3, 8, 8, seed=number)).float() ** 2).mean()
-            scaler.scale(value).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        found.append([*model.parameters(), *model.buffers()])
-    same(torch, found[1], found[0], 0.02)
-
-
 def step_of(torch, call, x, **how):
     """The result of a training, its gradient, and an inference."""
     leaf = x.clone().requires_grad_()
