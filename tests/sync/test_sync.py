@@ -3,11 +3,10 @@
 The ranks' results come from one launch for each kind of communicator (see sync_launch); here they are judged.
 """
 
-import contextlib
 import gc
 import inspect
 import threading
-import types
+import unittest.mock
 import weakref
 
 import numpy as np
@@ -438,85 +437,51 @@ def test_nccl4py_has_the_calls_that_the_adapter_makes():
     assert nccl.Communicator.__module__.startswith("nccl.")
 
 
-class Streams:
-    """Of ``torch`` what the adapter asks of a GPU: its streams, and a memory whose copies end at an event."""
-
-    def __init__(self):
-        self.current, self.made, self.log = {0: 0, 1: 0}, [], []
-        self.cuda = self._C = self
-        self._cuda_getCurrentRawStream = self.current.__getitem__
-
-    def ExternalStream(self, address, device):
-        self.made.append((address, device))
-        return address, device
-
-    def default_stream(self, device):
-        return self.ExternalStream(0, device)
-
-    @contextlib.contextmanager
-    def stream(self, made):
-        address, device = made
-        before, self.current[device] = self.current[device], address
-        yield
-        self.current[device] = before
-
-    def Event(self):
-        return types.SimpleNamespace(
-            record=lambda stream: self.log.append(("record", stream)), synchronize=lambda: self.log.append("wait")
-        )
-
-    def empty(self, shape, dtype, pin_memory):
-        assert pin_memory
-        values = np.full(shape, np.nan, dtype)
-
-        def copy_(vector, non_blocking):
-            assert non_blocking
-            self.log.append(("copy", self.current[vector.get_device()]))
-            values[:] = vector.values
-
-        return types.SimpleNamespace(numpy=lambda: values, copy_=copy_)
-
-
 @pytest.fixture
 def adapter():
+    """Over a double of ``torch`` on GPUs whose current stream is 0."""
     made = object.__new__(sync.communicators._Torch)
-    made._torch = Streams()
-    made._current, made._kept = made._torch._cuda_getCurrentRawStream, (-1, -1, None)
+    made._torch, made._current, made._kept = unittest.mock.MagicMock(), lambda place: 0, (-1, -1, None)
     made._pinned, made._copied = {}, None
     return made
 
 
 def test_pytorchs_stream_is_changed_only_where_another_one_is_current(adapter):
-    torch = adapter._torch
+    cuda, call, nothing = adapter._torch.cuda, unittest.mock.call, sync.communicators._NOTHING
+    assert adapter._on(5, -1) is nothing  # the CPU
     for stream, place, current, made in (
         (0, 0, 0, []),
-        (7, 1, 0, [(7, 1)]),
+        (7, 1, 0, [call.ExternalStream(7, device=1)]),
         (7, 1, 0, []),
-        (7, 0, 0, [(7, 0)]),
+        (7, 0, 0, [call.ExternalStream(7, device=0)]),
         (7, 1, 7, []),
-        (0, 1, 7, [(0, 1)]),
+        (0, 1, 7, [call.default_stream(1)]),
+        (9, 0, None, [call.ExternalStream(9, device=0)]),  # of a PyTorch that cannot be asked
     ):
-        torch.made.clear()
-        torch.current[place] = current
-        with adapter._on(stream, place):
-            assert torch.current[place] == stream
-        assert (torch.current[place], torch.made) == (current, made)
-    assert adapter._on(5, -1) is sync.communicators._NOTHING  # the CPU
-    adapter._current = None  # a PyTorch that cannot be asked
-    with adapter._on(9, 0):
-        assert torch.current[0] == 9
+        cuda.reset_mock()
+        adapter._current = None if current is None else {place: current}.get
+        used = adapter._on(stream, place)
+        assert (used is nothing) == (stream == current)
+        assert cuda.mock_calls == made + ([] if used is nothing else [call.stream(adapter._kept[2])])
 
 
 def test_a_read_from_a_gpu_goes_over_pinned_memory_and_waits_once(adapter):
-    out, log = np.zeros(3), adapter._torch.log
+    torch, out, values = adapter._torch, np.zeros(3), np.zeros(3)
+    torch.empty.return_value.numpy.return_value = values
     for first in (1.0, 4.0):
-        log.clear()
-        values = first + np.arange(3)
-        vector = types.SimpleNamespace(get_device=lambda: 0, numel=lambda: 3, shape=3, dtype=out.dtype, values=values)
+        torch.reset_mock()
+        vector = unittest.mock.MagicMock(dtype="f32")
+        vector.get_device.return_value, vector.numel.return_value = 0, 3
         end = adapter.begin_read(vector, out, 7)
-        assert log == [("copy", 7), ("record", (7, 0))]
+        queued = [name for name, *_ in torch.mock_calls]
+        assert queued[-4:] == [
+            "cuda.stream().__enter__", "empty().copy_", "cuda.Event().record", "cuda.stream().__exit__",
+        ]  # fmt: skip
+        torch.empty.return_value.copy_.assert_called_once_with(vector, non_blocking=True)
+        torch.cuda.Event.return_value.record.assert_called_once_with(adapter._kept[2])
+        values[:] = first + np.arange(3)  # the copy ends
         assert out[0] != first
         end()
-        assert log[2:] == ["wait"]
+        assert [name for name, *_ in torch.mock_calls[len(queued) :]] == ["cuda.Event().synchronize"]
         assert out.tolist() == values.tolist()
     assert len(adapter._pinned) == 1
