@@ -102,6 +102,7 @@ say "oneDNN without OpenMP"
 LD_LIBRARY_PATH="$venv/tbb/lib" PYBNORM_LIB_ONEDNN="$venv/tbb/lib/libdnnl.so.3" PYBNORM_REQUIRE=onednn \
     pytest -n "$(nproc)" -k onednn tests/backends/test_calls.py tests/backends/test_plans.py
 
+begin selftest pybnorm selftest # one process, beside tests of which one file takes longest
 say "PyTorch: its arrays, the modules, gradients"
 bash ci/pytorch.sh
 
@@ -109,8 +110,8 @@ say "the main job"
 pybnorm info
 pybnorm check --backend onednn --suite smoke
 
-say "the judge: can it be believed, and what does it say of oneDNN"
-pybnorm selftest
+join selftest
+say "the judge: what does it say of oneDNN"
 pybnorm check --backend onednn --suite standard --suite bugs --allow-known --jobs "$(nproc)" >"$venv/standard.txt" ||
     { cat "$venv/standard.txt"; exit 1; }
 tail -n 2 "$venv/standard.txt"
