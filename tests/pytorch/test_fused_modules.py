@@ -226,9 +226,9 @@ def test_refusals_and_fallback_are_those_of_the_batch_norm_alone(torch, ours, de
     import pybnorm
 
     x, z, dy = drawn(torch, device, torch.float32)
-    module, one = norm_of(torch, ours, device), x[:1, :, :1, :1]
+    module = norm_of(torch, ours, device)
     with pytest.raises(pybnorm.ArgumentError, match="more than one value per channel"):
-        module(one, activation="relu")
+        module(x[:1, :, :1, :1], activation="relu")
     module.momentum = 1.5
     with pytest.raises(pybnorm.ArgumentError, match=r"^momentum: got 1\.5"):
         module(x, activation="relu", residual=z)
