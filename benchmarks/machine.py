@@ -108,20 +108,7 @@ class Machine(Protocol):
 
 
 def open_machine(device_type: int) -> Machine:
-    """PyTorch's CUDA device where there is one, because PyTorch can then be measured too; else pybnorm's own device.
-
-    Parameters
-    ----------
-    device_type : int
-        As in DLPack, of a `Library`.
-
-    Raises
-    ------
-    LibraryNotFoundError
-        CUDA without PyTorch and without the packages ``cuda-core`` and ``cuda-bindings``.
-    NotInitializedError
-        No device.
-    """
+    """PyTorch's CUDA device where there is one, because PyTorch can then be measured too; else pybnorm's own device."""
     if device_type == CUDA and (torch := optional("torch")) is not None and torch.version.cuda:
         if not torch.cuda.is_available():
             raise no_device("PyTorch finds no CUDA device")

@@ -21,17 +21,7 @@ _COLOURS = dict(zip(TOUCHED, ("#3c78b5", "#9a6c00", "#b33576"), strict=True))
 
 
 def check(path: str) -> None:
-    """Refuse a plot that could not be written, before the long run.
-
-    Parameters
-    ----------
-    path : str
-
-    Raises
-    ------
-    ArgumentError
-        Another suffix than `SUFFIXES`, a folder that is not there, or matplotlib is not installed.
-    """
+    """Refuse a plot that could not be written, before the long run."""
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
         raise ArgumentError("plot", path, f"a file name that ends with {' | '.join(SUFFIXES)}")
@@ -44,15 +34,7 @@ def check(path: str) -> None:
 
 
 def ratios(result: Mapping[str, Any], name: str, base: str) -> list[tuple[float, str]]:
-    """Of every row that both measured the time of `base` over that of `name`, and the operation, by rising ratio.
-
-    Parameters
-    ----------
-    result : mapping
-        What `benchmarks.device.run` returned.
-    name, base : str
-        Contenders.
-    """
+    """Of every row that both measured the time of `base` over that of `name`, and the operation, by rising ratio."""
     found = []
     for row in result["rows"]:
         own, other = row["contenders"].get(name, {}), row["contenders"].get(base, {})
@@ -66,20 +48,6 @@ def draw(result: Mapping[str, Any], path: str) -> None:
 
     One panel for each of our algorithms: a point per row, sorted by its ratio, a colour and a marker for each
     operation, and a line at 1, above which the algorithm is the faster one.
-
-    Parameters
-    ----------
-    result : mapping
-        What `benchmarks.device.run` returned.
-    path : str
-        SVG, PNG or PDF.
-
-    Raises
-    ------
-    ArgumentError
-        As `check`, or the file is not a plot of pybnorm.
-    OSError
-        It cannot be written.
     """
     check(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg

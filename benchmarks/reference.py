@@ -114,18 +114,7 @@ def run(
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """The rows of `run` as a plain table, limits and machine below.
-
-    Parameters
-    ----------
-    result : mapping
-        What `run` returned.
-
-    Returns
-    -------
-    str
-        Lines without trailing newline; rows beyond a limit are marked with ``!``.
-    """
+    """The rows of `run` as a plain table, limits and machine below."""
     heads = ("CPU ms", 9), ("NumPy ms", 10), ("ratio", 7), ("extra MiB", 11)
     head = f"{'operation':<18}{'shape':<18}{'dtype':<6}{'layout':<16}"
     lines = [head + "".join(f"{text:>{width}}" for text, width in heads)]

@@ -45,13 +45,6 @@ def torch_calls(case: Case, operation: str, *, native: bool = False) -> Contende
 
     ``F.batch_norm``, and for backward the operator that its autograd calls: ``aten.cudnn_batch_norm_backward``, but
     ``aten.native_batch_norm_backward`` on the CPU, for bfloat16, which PyTorch does not give to cuDNN, and if `native`.
-
-    Parameters
-    ----------
-    case : Case
-    operation : str
-    native : bool
-        With ``torch.backends.cudnn`` off.
     """
     torch = optional("torch")
     machine = case.machine
@@ -184,10 +177,6 @@ class Frontend:
     """Graphs of the Python package ``nvidia-cudnn-frontend``, the first plan that its heuristics give.
 
     Inference is a graph of pointwise nodes with inverse standard deviations: no engine has the node for it.
-
-    Parameters
-    ----------
-    machine : TorchCuda
     """
 
     def __init__(self, machine: TorchCuda) -> None:
@@ -294,25 +283,7 @@ class Frontend:
 
 
 def build_raw(folder: str, *flags: str) -> Path:
-    """Compile ``raw_cudnn.c`` of this folder.
-
-    Parameters
-    ----------
-    folder : str
-        Where to.
-    flags : str
-        More of them.
-
-    Returns
-    -------
-    Path
-        Of the program.
-
-    Raises
-    ------
-    RuntimeError
-        No C compiler (``CC``, cc, gcc or clang), or it failed; says which.
-    """
+    """Compile ``raw_cudnn.c`` of this folder; a RuntimeError says why that cannot be."""
     source = Path(__file__).with_name("raw_cudnn.c")
     compiler = shlex.split(os.environ.get("CC", ""))
     if not compiler:
@@ -332,18 +303,7 @@ def build_raw(folder: str, *flags: str) -> Path:
 
 
 class Raw:
-    """The C program, running: cuDNN's plain entry points without Python.
-
-    Parameters
-    ----------
-    library : str
-        Path of libcudnn.
-
-    Raises
-    ------
-    RuntimeError
-        It cannot be built, or does not start; says why.
-    """
+    """The C program, running: cuDNN's plain entry points without Python."""
 
     def __init__(self, library: str) -> None:
         self._folder = tempfile.TemporaryDirectory()

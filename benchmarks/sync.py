@@ -133,19 +133,6 @@ def verify(rank: _Rank, dtype: str, layout: str, kinds: Sequence[str] = OURS) ->
     An error is the largest difference over the largest right value, over all ranks. Ours is good up to 4 times
     PyTorch's plus 16 roundoffs of float32, or one of 16-bit data; the tests of `pybnorm.sync` hold every element to its
     own bound.
-
-    Parameters
-    ----------
-    rank : _Rank
-    dtype, layout : str
-        ``"f32"``, ``"f16"`` or ``"bf16"``; ``"nchw"`` or ``"nhwc"``.
-    kinds : sequence of str
-        Of `OURS`, those to verify.
-
-    Returns
-    -------
-    list of dict
-        For each of ours: errors of both sides by output, and whether ours is good.
     """
     torch = rank.torch
     element = _element(torch, dtype)
@@ -266,25 +253,7 @@ def _by_module(kind: Any, rank: _Rank, x: Any, dy: Any, vectors: list[Any]) -> d
 def measure(
     rank: _Rank, shape: Sequence[int], dtype: str, layout: str, repeats: int, calls: int, kinds: Sequence[str] = OURS
 ) -> dict[str, Any]:
-    """Times of forward and backward of each side; the slowest rank counts.
-
-    Parameters
-    ----------
-    rank : _Rank
-    shape : sequence of int
-        Of x on each rank.
-    dtype, layout : str
-        ``"f32"``, ``"f16"`` or ``"bf16"``; ``"nchw"`` or ``"nhwc"``.
-    repeats, calls : int
-        Measurements, and calls in each; the median counts.
-    kinds : sequence of str
-        Of `OURS`, those to measure.
-
-    Returns
-    -------
-    dict
-        Seconds by side and call, the ratios ours / PyTorch, and the bytes that ours needs beside x, y, dy and dx.
-    """
+    """Times of forward and backward of each side; the slowest rank counts, and the median of all measurements."""
     torch = rank.torch
     element = _element(torch, dtype)
     memory = torch.channels_last if layout == "nhwc" else torch.contiguous_format
@@ -353,17 +322,7 @@ def measure(
 
 
 def render(result: dict[str, Any]) -> str:
-    """The result as plain tables.
-
-    Parameters
-    ----------
-    result : dict
-        What a run wrote as JSON.
-
-    Returns
-    -------
-    str
-    """
+    """The result as plain tables."""
     lines = [f"{result['ranks']} ranks, {result['device']}, {result['library']}, PyTorch {result['torch']}"]
     lines.append("largest error over largest value, against float64 of the whole; in brackets PyTorch's")
     for row in result["correctness"]:
@@ -409,16 +368,7 @@ def _verdict(result: dict[str, Any]) -> str:
 
 
 def rows_of(shapes: Sequence[Any], kinds: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Every shape with every kind, in an order in which each of both comes early.
-
-    Parameters
-    ----------
-    shapes, kinds : sequence
-
-    Returns
-    -------
-    list of tuple
-    """
+    """Every shape with every kind, in an order in which each of both comes early."""
     return [(shape, kinds[(i + turn) % len(kinds)]) for turn in range(len(kinds)) for i, shape in enumerate(shapes)]
 
 
@@ -464,18 +414,7 @@ def _work(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark.
-
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        Of the command line.
-
-    Returns
-    -------
-    int
-        0; 1 if a result is not good or a process failed.
-    """
+    """Run the benchmark; 1 if a result is not good or a process failed, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sync", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", required=True, help="folder for sync-bench.json and sync-bench.txt")
     parser.add_argument("--backend", default="cudnn", choices=pybnorm.backends())

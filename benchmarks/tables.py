@@ -25,13 +25,6 @@ Row = dict[str, Any]
 def summarize(rows: Sequence[Row], name: str, base: str) -> dict[str, Any]:
     """The ratios of a rival's times to those of one algorithm; above 1 the algorithm is faster.
 
-    Parameters
-    ----------
-    rows : sequence of dict
-        As `benchmarks.device.run` makes them.
-    name, base : str
-        Contenders: ours and the rival.
-
     Returns
     -------
     dict
@@ -74,13 +67,7 @@ def summarize(rows: Sequence[Row], name: str, base: str) -> dict[str, Any]:
 
 
 def render(result: Mapping[str, Any], console: Any) -> None:
-    """Print what `benchmarks.device.run` returned as tables.
-
-    Parameters
-    ----------
-    result : mapping
-    console : rich.console.Console
-    """
+    """Print what `benchmarks.device.run` returned as tables."""
     tables = _Tables(console)
     tables.head(result)
     if result["host"]:

@@ -271,18 +271,7 @@ def rounds_of(once: float, sets: int, replays: int, seconds: float = MEASUREMENT
 def best_in_turn(
     works: Sequence[Sequence[Call]], replays: int, elapsed: Callable[[Call], float] | None = None, piece: float = _PIECE
 ) -> list[Timing]:
-    """The best time per call of each work, measured in short pieces that take turns.
-
-    Parameters
-    ----------
-    works : sequence of sequence of callable
-    replays : int
-        Turns.
-    elapsed : callable, optional
-        Seconds that a call takes, by the wall clock unless given.
-    piece : float
-        Seconds of calls that are measured together.
-    """
+    """The best time per call of each work, measured in pieces of so many seconds, of which each has some in turn."""
     elapsed = elapsed or _wall
     rounds = [_piece(calls, elapsed, piece) for calls in works]
     best: list[list[float]] = [[] for _ in works]
