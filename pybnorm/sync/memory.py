@@ -38,11 +38,6 @@ _WHOLE = 1 << 16
 """Bytes: of what is no longer than this, a device's headers are read with the rest, which is faster than packing."""
 
 
-def _later(read: Callable[..., None], *arguments: Any) -> Callable[[], None]:
-    """A read that begins only when it is waited for."""
-    return functools.partial(read, *arguments)
-
-
 class _Memory:
     """The vectors that calls need beside the caller's arrays and workspace, allocated once.
 
@@ -66,7 +61,9 @@ class _Memory:
         self.nbytes = 0
         self.carried = {FORWARD: 0, BACKWARD: 0}
         """The count that each message's header holds now."""
-        self._begin_read = getattr(communicator, "begin_read", None) or functools.partial(_later, communicator.read)
+        # Else a read begins only when it is waited for.
+        later = functools.partial(functools.partial, communicator.read)
+        self._begin_read: Callable[..., Callable[[], None]] = getattr(communicator, "begin_read", later)
         number, rank, size = np.dtype(dtype.name.lower()), communicator.rank, communicator.size
 
         def message(code: int, fill: float = 0.0) -> Array:

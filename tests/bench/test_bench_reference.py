@@ -37,16 +37,11 @@ def test_bench_measures_the_layout_it_names(layout):
 
 
 def test_bench_marks_what_is_beyond_a_limit():
-    result = bench.run(
-        shapes=[(4, 3)], dtypes=["f32"], layouts=[Layout.CHANNELS_FIRST], operations=["backward"], repeats=1
-    )
-    row = result["rows"][0]
-    row |= {"ratio": 2.0, "extra_bytes": 1}
-    assert "!" not in bench.render(result)
-    row["ratio"] = 3.5
-    assert bench.render(result).splitlines()[1].endswith("!")
-    row |= {"ratio": 1.0, "extra_bytes": bench.LIMIT_BYTES}
-    assert bench.render(result).splitlines()[1].endswith("!")
+    options = {"shapes": [(4, 3)], "dtypes": ["f32"], "layouts": [Layout.CHANNELS_FIRST], "operations": ["backward"]}
+    result = bench.run(**options, repeats=1)
+    for ratio, extra_bytes, marked in ((2.0, 1, False), (3.5, 1, True), (1.0, bench.LIMIT_BYTES, True)):
+        result["rows"][0] |= {"ratio": ratio, "extra_bytes": extra_bytes}
+        assert bench.render(result).splitlines()[1].endswith("!") == marked
 
 
 @pytest.mark.parametrize(

@@ -188,15 +188,6 @@ def test_one_collective_a_call_and_no_memory_after_the_constructor(each, order):
 def test_on_a_device_every_program_has_a_workspace_from_the_start(each, before, monkeypatch, order, whole):
     """The caller's before the collective and for the last step; the object's own, made with it, for what merges."""
 
-    class Aligned(Threads):  # as allocators of devices do
-        def vector(self, values, device_type, stream):
-            self.vectors += 1
-            memory = np.empty(values.nbytes + 64, np.uint8)
-            start = -memory.ctypes.data % 64
-            vector = memory[start : start + values.nbytes].view(values.dtype)
-            vector[:] = values
-            return vector
-
     monkeypatch.setattr(sync.memory, "CPU", -1)  # where the handle has no workspace to lend
     if not whole:
         monkeypatch.setattr(sync.memory, "_WHOLE", 0)  # as if messages were too long to be read for their headers
@@ -205,7 +196,6 @@ def test_on_a_device_every_program_has_a_workspace_from_the_start(each, before, 
     before(lambda program, operation, workspace: seen.append((operation, program.nbytes, workspace)))
 
     def work(communicator, handle):
-        communicator = Aligned(communicator._shared, communicator.rank)
         layer = kind(handle, communicator, 64, deterministic=deterministic)
         built = communicator.vectors
         workspace = communicator.vector(np.zeros(1 << 16, np.uint8), 1, 0)
