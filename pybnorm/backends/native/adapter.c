@@ -93,25 +93,6 @@ static int stream_get(pbn_handle *handle, void **stream) {
 #include "cpu.c"
 #include "elementwise.c"
 
-static int workspace_size(pbn_handle *handle, const pbn_call *call, size_t *bytes) {
-    job j;
-    (void)handle;
-    *bytes = 0;
-    if (call->operation > PBN_OP_BACKWARD)
-        return PBN_OK;
-    const int status = check_call(call);
-    if (status != PBN_OK || merges(call))
-        return status;
-    make_job(&j, call);
-    *bytes = workspace_of(&j);
-    return PBN_OK;
-}
-
-static const char *unrepeated(const pbn_call *call, const char *algorithm) {
-    (void)call, (void)algorithm; /* sums are cut by the shape alone, and added in order */
-    return NULL;
-}
-
 const pbn_backend pbn_backend_native = {
     .contract = PBN_CONTRACT,
     .device_type = PBN_DEVICE_CPU,
@@ -130,7 +111,7 @@ const pbn_backend pbn_backend_native = {
     .axpby = axpby,
     .fill = fill,
     .relu = relu,
-    .relu_backward = relu_backward,
+    .relu_backward = relu,
     .algorithms = algorithm_names,
     .plan_create = plan_create,
     .plan_info = plan_info,

@@ -101,21 +101,16 @@ CONVERSION(f32_to_f16, float, uint16_t, F16_OF_FLOAT)
 CONVERSION(f32_to_bf16, float, uint16_t, BF16_OF_FLOAT)
 #undef CONVERSION
 
-typedef void (*row_function)(const void *, int64_t, void *, int64_t, int64_t, double, double);
-typedef void (*conversion)(const void *, int64_t, void *, int64_t, int64_t);
-
-/* What is blended has the type of the result, or is of float32. */
-static row_function row_of(int from, int to) {
-    if (from == to)
-        return from == PBN_FLOAT32 ? row_f32 : from == PBN_FLOAT64 ? row_f64 : from == PBN_FLOAT16 ? row_f16 : row_bf16;
-    return to == PBN_FLOAT16 ? row_f32_to_f16 : row_f32_to_bf16;
-}
-
-static conversion conversion_of(int from, int to) {
-    if (to == PBN_FLOAT32)
-        return from == PBN_FLOAT16 ? f16_to_f32 : bf16_to_f32;
-    return to == PBN_FLOAT16 ? f32_to_f16 : f32_to_bf16;
-}
+/* From a type to a type: what is blended has the result's, or is of float32. */
+enum { TYPES = PBN_BFLOAT16 + 1 };
+static void (*const rows[TYPES][TYPES])(const void *, int64_t, void *, int64_t, int64_t, double, double) = {
+    [PBN_FLOAT32] = {row_f32, NULL, row_f32_to_f16, row_f32_to_bf16},
+    [PBN_FLOAT64] = {NULL, row_f64},
+    [PBN_FLOAT16] = {[PBN_FLOAT16] = row_f16},
+    [PBN_BFLOAT16] = {[PBN_BFLOAT16] = row_bf16},
+};
+static void (*const conversions[TYPES][TYPES])(const void *, int64_t, void *, int64_t, int64_t) = {
+    [PBN_FLOAT32] = {NULL, NULL, f32_to_f16, f32_to_bf16}, [PBN_FLOAT16] = {f16_to_f32}, [PBN_BFLOAT16] = {bf16_to_f32}};
 
 /* Rows of up to three tensors of the same dims, along the axis on which the first one's elements lie nearest. */
 typedef struct walk {
@@ -160,15 +155,13 @@ static void blend(int rank, const int64_t *dims, int x_dtype, const void *x, con
         x_of.strides[i] = x_strides[i], y_of.strides[i] = y_strides[i];
     }
     start_walk(&w, tensors, (const void *const[3]){y, x, NULL});
-    const row_function row = row_of(x_dtype, y_dtype);
-    const conversion convert = a == 1 && b == 0 && x_dtype != y_dtype ? conversion_of(x_dtype, y_dtype) : NULL;
-    const int plain = a == 1 && b == 0 && x_dtype == y_dtype && w.steps[0] == 1 && w.steps[1] == 1;
+    const int copies = a == 1 && b == 0, converts = copies && x_dtype != y_dtype;
     do {
-        if (plain)
+        if (converts)
+            conversions[x_dtype][y_dtype](w.at[1], w.steps[1], w.at[0], w.steps[0], w.n);
+        else if (copies && w.steps[0] == 1 && w.steps[1] == 1)
             memmove(w.at[0], w.at[1], (size_t)(w.n * w.item[0]));
-        else if (convert != NULL)
-            convert(w.at[1], w.steps[1], w.at[0], w.steps[0], w.n);
         else
-            row(w.at[1], w.steps[1], w.at[0], w.steps[0], w.n, a, b);
+            rows[x_dtype][y_dtype](w.at[1], w.steps[1], w.at[0], w.steps[0], w.n, a, b);
     } while (next_row(&w));
 }

@@ -160,24 +160,23 @@ typedef void visit(const job *j, const piece *of, void *with);
 static void gathered(const job *j, const piece *of, visit *visited, void *with, unsigned written) {
     enum { FEW = 256 };
     double copies[TENSORS][FEW]; /* of any type */
+    const int64_t item = (int64_t)j->item;
     for (int64_t row = 0; row < of->rows; row++)
         for (int64_t first = 0; first < of->n; first += FEW) {
             piece copy = {.channels = 1, .rows = 1, .n = smaller(FEW, of->n - first), .apart = no_steps, .steps = no_steps,
                           .column = j->p.columns ? first : 0};
-            for (int t = 0; t < TENSORS; t++)
-                if (of->at[t] != NULL) {
-                    const char *from = of->at[t] + (row * of->steps[t] + first * j->p.steps[t]) * (int64_t)j->item;
-                    copy.at[t] = (char *)copies[t];
-                    for (int64_t i = 0; i < copy.n; i++, from += j->p.steps[t] * (int64_t)j->item)
-                        memcpy(copy.at[t] + (size_t)i * j->item, from, j->item);
+            for (int back = 0; back < 2; back++) {
+                for (int t = 0; t < TENSORS; t++) {
+                    if (of->at[t] == NULL || (back && !(written >> t & 1)))
+                        continue;
+                    char *at = of->at[t] + (row * of->steps[t] + first * j->p.steps[t]) * item, *near = (char *)copies[t];
+                    copy.at[t] = near;
+                    for (int64_t i = 0; i < copy.n; i++, at += j->p.steps[t] * item, near += item)
+                        memcpy(back ? at : near, back ? near : at, j->item);
                 }
-            visited(j, &copy, with);
-            for (int t = 0; t < TENSORS; t++)
-                if (written >> t & 1 && of->at[t] != NULL) {
-                    char *to = of->at[t] + (row * of->steps[t] + first * j->p.steps[t]) * (int64_t)j->item;
-                    for (int64_t i = 0; i < copy.n; i++, to += j->p.steps[t] * (int64_t)j->item)
-                        memcpy(to, copy.at[t] + (size_t)i * j->item, j->item);
-                }
+                if (!back)
+                    visited(j, &copy, with);
+            }
         }
 }
 
@@ -708,17 +707,37 @@ static int run_job(const job *made) {
     return PBN_OK;
 }
 
-static int compute(pbn_handle *handle, const pbn_call *call) {
-    job j;
+/* The bytes of workspace, and `j` where the call is none of ranks' statistics. */
+static int prepare(job *j, const pbn_call *call, size_t *bytes) {
     const int status = check_call(call);
-    (void)handle;
-    if (status != PBN_OK)
+    *bytes = 0;
+    if (status != PBN_OK || merges(call))
         return status;
+    make_job(j, call);
+    *bytes = workspace_of(j);
+    return PBN_OK;
+}
+
+static int run_call(job *made, const pbn_call *call) {
     if (merges(call))
         return merge(call);
-    make_job(&j, call);
-    bind(&j, call);
-    return run_job(&j);
+    bind(made, call);
+    return run_job(made);
+}
+
+static int compute(pbn_handle *handle, const pbn_call *call) {
+    job j;
+    size_t bytes;
+    const int status = prepare(&j, call, &bytes);
+    (void)handle;
+    return status == PBN_OK ? run_call(&j, call) : status;
+}
+
+static int workspace_size(pbn_handle *handle, const pbn_call *call, size_t *bytes) {
+    job j;
+    (void)handle;
+    *bytes = 0;
+    return call->operation > PBN_OP_BACKWARD ? PBN_OK : prepare(&j, call, bytes);
 }
 
 /* ------------------------------------------------------------------ plans */
@@ -729,20 +748,17 @@ struct pbn_plan {
 };
 
 static int plan_create(pbn_handle *handle, const pbn_call *call, const char *algorithm, pbn_plan **plan) {
-    const int status = check_call(call);
+    pbn_plan *made = calloc(1, sizeof *made);
     (void)handle, (void)algorithm; /* there is one */
     *plan = NULL;
-    if (status != PBN_OK)
-        return status;
-    pbn_plan *made = calloc(1, sizeof *made);
     if (made == NULL)
         return pbn_refuse(PBN_E_MEMORY, "no host memory for a plan");
-    if (!merges(call)) {
-        make_job(&made->made, call);
-        made->workspace = workspace_of(&made->made);
-    }
-    *plan = made;
-    return PBN_OK;
+    const int status = prepare(&made->made, call, &made->workspace);
+    if (status == PBN_OK)
+        *plan = made;
+    else
+        free(made);
+    return status;
 }
 
 static void plan_info(const pbn_plan *plan, size_t *workspace, size_t *reserve, const char **algorithm, const char **why) {
@@ -754,10 +770,7 @@ static void plan_info(const pbn_plan *plan, size_t *workspace, size_t *reserve, 
 
 static int plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *call) {
     (void)handle;
-    if (merges(call))
-        return merge(call);
-    bind(&plan->made, call); /* under the handle's lock */
-    return run_job(&plan->made);
+    return run_call(&plan->made, call); /* under the handle's lock */
 }
 
 static void plan_destroy(pbn_plan *plan) { free(plan); }

@@ -6,6 +6,11 @@
 
 static const char *const algorithm_names[] = {"plain", NULL};
 
+static const char *unrepeated(const pbn_call *call, const char *algorithm) {
+    (void)call, (void)algorithm; /* sums are cut by the shape and the device alone, and added in order */
+    return NULL;
+}
+
 static int tensor_create(pbn_tensor *t) {
     memset(t, 0, sizeof *t);
     t->vendor = calloc(1, sizeof *t);

@@ -23,7 +23,6 @@ static int fill(pbn_handle *h, const pbn_call *call) {
 
 /* ------------------------------------------------------------------ ReLU */
 
-
 /* Forward without dy: a NaN stays. Backward: dy where x > 0. */
 #define RELU_ROW(name, T, from_x)                                                                                   \
     static void name(const void *xv, int64_t sx, const void *dyv, int64_t sdy, void *outv, int64_t so, int64_t n) { \
@@ -43,30 +42,16 @@ RELU_ROW(relu_row_f16, uint16_t, from_f16)
 RELU_ROW(relu_row_bf16, uint16_t, from_bf16)
 #undef RELU_ROW
 
-/* `dy` may be NULL. */
-static void relu_rows(const pbn_tensor *x, const void *xv, const pbn_tensor *dy, const void *dyv, const pbn_tensor *out,
-                      void *outv) {
-    void (*const row)(const void *, int64_t, const void *, int64_t, void *, int64_t, int64_t) =
-        x->dtype == PBN_FLOAT32   ? relu_row_f32
-        : x->dtype == PBN_FLOAT64 ? relu_row_f64
-        : x->dtype == PBN_FLOAT16 ? relu_row_f16
-                                  : relu_row_bf16;
-    const pbn_tensor *const tensors[TENSORS] = {out, x, dy};
-    walk w;
-    start_walk(&w, tensors, (const void *const[3]){outv, xv, dyv});
-    do
-        row(w.at[1], w.steps[1], w.at[2], w.steps[2], w.at[0], w.steps[0], w.n);
-    while (next_row(&w));
-}
-
 static int relu(pbn_handle *h, const pbn_call *call) {
+    const int gradient = call->operation == PBN_OP_RELU_BACKWARD;
+    static void (*const row[])(const void *, int64_t, const void *, int64_t, void *, int64_t, int64_t) = {
+        relu_row_f32, relu_row_f64, relu_row_f16, relu_row_bf16};
+    const pbn_tensor *const tensors[TENSORS] = {gradient ? call->dx_desc : call->y_desc, call->x_desc, call->dy_desc};
+    walk w;
     (void)h;
-    relu_rows(call->x_desc, call->x, NULL, NULL, call->y_desc, call->y);
-    return PBN_OK;
-}
-
-static int relu_backward(pbn_handle *h, const pbn_call *call) {
-    (void)h;
-    relu_rows(call->x_desc, call->x, call->dy_desc, call->dy, call->dx_desc, call->dx);
+    start_walk(&w, tensors, (const void *const[3]){gradient ? call->dx : call->y, call->x, call->dy});
+    do
+        row[call->x_desc->dtype](w.at[1], w.steps[1], w.at[2], w.steps[2], w.at[0], w.steps[0], w.n);
+    while (next_row(&w));
     return PBN_OK;
 }

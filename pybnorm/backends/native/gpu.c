@@ -541,6 +541,8 @@ static void bind(work *w) {
             a->data[AT_W] = c->dz;
         if (stage == (w->residual == BY_SUMS ? RESULTS : SUMS) && (w->residual != 0 || c->sums_only))
             a->data[AT_DZ] = NULL;
+        if (a->given)
+            a->share = c->share;
         a->scale = c->scale, a->bias = c->bias;
         a->dscale = c->dscale, a->dbias = c->dbias;
         a->stats = w->stats ? workspace : NULL;
@@ -567,6 +569,14 @@ static int launch_all(work *w) {
     return PBN_OK;
 }
 
+static int run_work(work *w) {
+    const pbn_call *call = w->call;
+    if (workspace_of(w) > 0 && (call->workspace == NULL || call->workspace_size < workspace_of(w)))
+        return pbn_refuse(PBN_E_WORKSPACE, "the workspace is smaller than workspace_size says");
+    bind(w);
+    return launch_all(w);
+}
+
 static int is_empty(const pbn_call *call) {
     return pbn_numel(call->x_desc->rank, call->x_desc->dims) == 0;
 }
@@ -578,12 +588,8 @@ static int compute(pbn_handle *handle, const pbn_call *call) {
     if (status != PBN_OK || is_empty(call))
         return status;
     data_of(call, data);
-    if ((status = make_work(&w, handle, call, data)) != PBN_OK)
-        return status;
-    if (workspace_of(&w) > 0 && (call->workspace == NULL || call->workspace_size < workspace_of(&w)))
-        return pbn_refuse(PBN_E_WORKSPACE, "the workspace is smaller than workspace_size says");
-    bind(&w);
-    return launch_all(&w);
+    status = make_work(&w, handle, call, data);
+    return status == PBN_OK ? run_work(&w) : status;
 }
 
 /* Whatever addresses the call will have: aligned, off by one element alike, and apart from one another. */
@@ -714,20 +720,10 @@ static int plan_run(pbn_handle *handle, pbn_plan *plan, const pbn_call *call) {
         memcpy(w->shift, before, sizeof before);
         return compute(handle, call);
     }
-    if (workspace_of(w) > 0 && (call->workspace == NULL || call->workspace_size < workspace_of(w)))
-        return pbn_refuse(PBN_E_WORKSPACE, "the workspace is smaller than the plan says");
-    if (w->args[RESULTS].given)
-        w->args[RESULTS].share = call->share;
-    bind(w);
-    return launch_all(w);
+    return run_work(w);
 }
 
 static void plan_destroy(pbn_plan *plan) { free(plan); }
-
-static const char *unrepeated(const pbn_call *call, const char *algorithm) {
-    (void)call, (void)algorithm; /* sums are cut by the shape and the device alone, and added in order */
-    return NULL;
-}
 
 PBN_CALL_THERE(compute)
 PBN_CALL_THERE(elementwise)
