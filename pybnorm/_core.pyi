@@ -360,6 +360,7 @@ def refuse_addresses(plan: Plan) -> None:
 def way_of(
     handle: Handle, operation: Operation, tensors: dict[str, TensorDescriptor], values: dict[str, Any], running: bool,
     saved: bool, deterministic: bool, alignment: int, share: float = 0.0, sums_only: bool = False,
+    bound: bool = False, parameters: DataType | None = None,
 ) -> Plan:  # fmt: skip
     """The way that ``"auto"`` takes for a batch-norm call, for `CallList.append`."""
 

@@ -92,7 +92,7 @@ def refuse_addresses(Plan plan not None):
 
 def way_of(
     Handle handle not None, operation, dict tensors not None, dict values not None, running, saved, deterministic,
-    alignment, share=0.0, sums_only=False,
+    alignment, share=0.0, sums_only=False, bound=False, parameters=None,
 ):
     """The way that ``"auto"`` takes for a batch-norm call, for `CallList.append`.
 
@@ -114,11 +114,14 @@ def way_of(
         1 over the number of values that backward's given sums, or the merged statistics, are of; 0: none.
     sums_only : bool
         Whether y or dx is left alone.
+    bound : bool
+        Whether the plan keeps the handle and can be called.
+    parameters : DataType, optional
+        As in `Handle.plan_forward_training`.
 
     Returns
     -------
     Plan
-        That cannot be called, and does not keep the handle.
 
     Raises
     ------
@@ -133,9 +136,10 @@ def way_of(
     call.share, call.sums_only = share, sums_only
     call.deterministic = _arguments.boolean(deterministic, "deterministic")
     plan = _plan(
-        handle, &call, tensors, _has(running, saved, tensors.get("z")), "auto", None, False, True, alignment
+        handle, &call, tensors, _has(running, saved, tensors.get("z")), "auto", parameters, False, True, alignment
     )
-    plan.handle = None  # whose lists have it: it would be a circle
+    if not bound:
+        plan.handle = None  # whose lists have it: it would be a circle
     return plan
 
 

@@ -76,6 +76,7 @@ cdef enum:
     _ACTIVATES = 4
     _ADDS = 8
     _OWN = 16  # parameters are of x's own 16 bits
+    _SUMS = 32  # the gradients of parameters alone
     # What a kernel did.
     _REFUSED = 0
     _DONE = 1
@@ -291,7 +292,7 @@ cdef int _torch_run(_TorchKey *key, pbn_arguments *arguments, char *text) noexce
                 name, key.operation, key.dtype, [key.dims[i] for i in range(key.rank)],
                 [key.strides[i] for i in range(key.rank)], key.index if key.device == _TORCH_CUDA else None,
                 (key.flags & _UPDATES) != 0, (key.flags & _ACTIVATES) != 0,
-                (key.flags & _ADDS) != 0, (key.flags & _OWN) != 0, key.epsilon, key.factor,
+                (key.flags & _ADDS) != 0, (key.flags & _OWN) != 0, (key.flags & _SUMS) != 0, key.epsilon, key.factor,
             )
         plan = found
         if plan is None:
@@ -546,6 +547,8 @@ cdef int _torch_backward(int which, uint64_t *stack, void **handles, uint64_t *m
             arguments.y.address, arguments.bias.address = y.address, vectors[3]
         elif adds:
             return _REFUSED
+    if not vendor and not flags & _ACTIVATES and _torch.torch_list_get_item(<void *>stack[9], 0, &wanted) == 0:
+        flags |= _SUMS if not wanted & 0xff else 0
     if not _torch_results(&x, dtype, x.dims[1], outputs, adds, made, results):
         return _REFUSED
     _torch_key(&key, PBN_OP_BACKWARD, &x, flags, _torch_float(stack[7 if vendor else 8]), 0)

@@ -14,7 +14,7 @@ import torch
 
 from pybnorm import _arguments, _core, functional
 from pybnorm._arrays import CPU, Buffer
-from pybnorm.enums import DataType, Operation
+from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.errors import ArgumentError, LibraryError, LibraryNotFoundError, LibraryVersionError
 from pybnorm.torch import calls, operators
 from pybnorm.torch.calls import REFUSALS
@@ -22,6 +22,7 @@ from pybnorm.torch.calls import REFUSALS
 __all__ = ["Installation", "install"]
 
 _DTYPES = {5: DataType.FLOAT16, 6: DataType.FLOAT32, 7: DataType.FLOAT64, 15: DataType.BFLOAT16}  # by PyTorch's numbers
+_UNBLENDED = {"alpha": 1.0, "beta": 0.0, "alpha_param": 1.0, "beta_param": 0.0}
 _log = logging.getLogger("pybnorm.torch")
 _lock = threading.Lock()
 _installed: set[Installation] = set()
@@ -222,7 +223,7 @@ class _Host:
     @staticmethod
     def plan(
         key: bytes, operation: int, dtype: int, dims: list[int], strides: list[int], index: int | None, running: bool,
-        relu: bool, residual: bool, own: bool, epsilon: float, factor: float,
+        relu: bool, residual: bool, own: bool, sums: bool, epsilon: float, factor: float,
     ) -> Any:  # fmt: skip
         """The plan of a key in this thread; None: there is none."""
         found: Any = None
@@ -234,9 +235,7 @@ class _Host:
         try:
             handle = functional._default_handle(x, backend, index is not None)
             like = _core.TensorDescriptor(backend, x.dtype, x.dims, x.strides)
-            options: dict[str, Any] = {"epsilon": epsilon}
-            if own:
-                options["parameters"] = x.dtype
+            options: dict[str, Any] = {"epsilon": epsilon, "parameters": x.dtype if own else None}
             if relu:
                 options |= {"activation": "relu", "z": residual}
             if operation == Operation.FORWARD_TRAINING:
@@ -244,6 +243,10 @@ class _Host:
                 found = handle.plan_forward_training(like, **options)
             elif operation == Operation.FORWARD_INFERENCE:
                 found = handle.plan_forward_inference(like, **options)
+            elif sums:
+                values = {"mode": Mode.SPATIAL, "epsilon": options.pop("epsilon"), **_UNBLENDED}
+                options |= {"sums_only": True, "bound": True}
+                found = _core.way_of(handle, Operation.BACKWARD, {"x": like}, values, False, True, False, 16, **options)
             else:
                 found = handle.plan_backward(like, **options)
         except REFUSALS:

@@ -115,6 +115,23 @@ def test_gradients_past_frozen_parameters(torch, ours, device, own, dtype):
     assert own == []
 
 
+def test_gradients_of_parameters_alone(torch, ours, device, monkeypatch):
+    from pybnorm.torch import installation
+
+    asked, real = [], installation._Host.plan
+    kept = staticmethod(lambda *given: asked.append(given[-3]) or real(*given))
+    monkeypatch.setattr(installation._Host, "plan", kept)
+    x, dy, *given = problem(torch, device, (3, 4, 5, 6), "first", torch.float32, True, True)
+    for training in (True, False):
+        right = step(torch, *(t.double() for t in (x, dy, *given)), training)
+        weight, bias, mean, variance = (t.clone() for t in given)
+        leaves = weight.requires_grad_(), bias.requires_grad_()
+        ours.batch_norm(x, mean, variance, *leaves, training=training, eps=1e-3).backward(dy)
+        for name, leaf in zip(("dweight", "dbias"), leaves, strict=True):
+            assert torch.allclose(leaf.grad.double(), right[name], atol=2e-5), (name, training)
+    assert asked.count(True) == 1  # sums without dx, by one plan for both
+
+
 def test_gaps_and_gradients_in_other_memory_are_copied(torch, ours, device, own):
     x, dy, *given = problem(torch, device, (3, 4, 5, 5), "first", torch.float32, True, True)
     last = {"memory_format": torch.channels_last}
@@ -367,7 +384,7 @@ def test_a_pytorch_for_rocm(torch, ours, monkeypatch):
 
     monkeypatch.setattr(functional, "_default_handle", handle)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", bool)
-    assert installation._Host.plan(b"", 1, 6, [2, 3], [3, 1], 1, True, False, False, False, 1e-5, 0.1) is None
+    assert installation._Host.plan(b"", 1, 6, [2, 3], [3, 1], 1, True, False, False, False, False, 1e-5, 0.1) is None
     assert made == [("native_rocm", True, ROCM, 1)]
 
 
