@@ -40,7 +40,7 @@ VENDORS = {
 
 
 class Doubles:
-    """Builds doubles below one folder; objects are compiled once and linked often."""
+    """Builds doubles below one folder, each in a folder of its own; what is the same is compiled once."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -48,7 +48,7 @@ class Doubles:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def build(self, backend, *, version=None, without=(), soname=None, defines=(), place=""):
-        """One double in a folder of its own, named by its soname.
+        """One double, named by its soname.
 
         Without some symbols; with more macros, ``NAME=VALUE``; with the function that says which device is current it
         notes that, see places.c.
@@ -57,21 +57,20 @@ class Doubles:
         unknown = set(without) - set(self.symbols(backend))
         if unknown:
             raise ValueError(f"{backend} has no symbols {sorted(unknown)}")
-        soname, version = soname or vendor.soname, version or vendor.version
-        library = self._folder(backend) / soname
-        data = self._linked(backend, soname, (f"DOUBLE_VERSION={version}", *defines), place)
+        words = ["-std=c11", "-O0", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"]
+        words += [f'-DDOUBLE_BACKEND="{ADAPTERS / vendor.prototypes}"', f"-DDOUBLE_SYMBOLS={vendor.symbols}"]
+        words += [f"-D{macro}" for macro in (f"DOUBLE_VERSION={version or vendor.version}", *defines)]
+        words += [str(HERE / "defaults.c"), str(HERE / f"{backend}.c")]
+        if place:
+            words += ["-finstrument-functions", f'-DDOUBLE_PLACE="{place}"', str(HERE / "places.c")]
+        data = self._compiled(soname or vendor.soname, *words)
         for name in without:  # it is there by another name, which the table of hashes does not have
             data = data.replace(f"\0{name}\0".encode(), f"\0{name[:-1]}_\0".encode())
-        library.write_bytes(data)
-        return library
+        return self._placed(soname or vendor.soname, data)
 
     def plain(self, name, source="int pybnorm_test_nothing;"):
         """A library that is nobody's double, from C text."""
-        folder = self._folder("plain")
-        (folder / "plain.c").write_text(source + "\n")
-        library = folder / name
-        self._run("-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", str(library), str(folder / "plain.c"))
-        return library
+        return self._placed(name, self._compiled(name, "-x", "c", "-", source=source + "\n"))
 
     @functools.cache  # noqa: B019
     def symbols(self, backend, kind=""):
@@ -89,22 +88,18 @@ class Doubles:
             raise RuntimeError(f"no symbols in {VENDORS[backend].symbols}")
         return tuple(name for which, name in found if kind in ("", which))
 
-    def _folder(self, name):
-        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.folder))
+    def _placed(self, name, data=b""):
+        """A file in a folder of its own."""
+        file = Path(tempfile.mkdtemp(dir=self.folder), name)
+        file.write_bytes(data)
+        return file
 
-    @functools.cache  # noqa: B019  there is one of these as long as the tests run
-    def _linked(self, backend, soname, macros, place):
+    @functools.cache  # noqa: B019
+    def _compiled(self, soname, *words, source=None):
         """A library's bytes."""
-        folder, vendor = self._folder("objects"), VENDORS[backend]
-        words = ["-shared", "-std=c11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-fPIC", "-O0"]
-        words += [f'-DDOUBLE_BACKEND="{ADAPTERS / vendor.prototypes}"', f"-DDOUBLE_SYMBOLS={vendor.symbols}"]
-        words += [f"-D{macro}" for macro in macros] + ["-o", str(folder / soname), f"-Wl,-soname,{soname}"]
-        sources = ["defaults.c", f"{backend}.c"]
-        if place:
-            words += ["-finstrument-functions", f'-DDOUBLE_PLACE="{place}"']
-            sources.append("places.c")
-        self._run(*words, *(str(HERE / source) for source in sources))
-        return (folder / soname).read_bytes()
+        file = self._placed(soname)
+        self._run("-shared", "-fPIC", f"-Wl,-soname,{soname}", "-o", str(file), *words, source=source)
+        return file.read_bytes()
 
     def _run(self, *arguments, source=None):
         done = subprocess.run([*self.compiler, *arguments], input=source, capture_output=True, text=True, check=False)

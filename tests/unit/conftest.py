@@ -3,7 +3,6 @@
 import functools
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from doubles.build import HERE, VENDORS, Doubles
+from doubles.build import HERE, Doubles
 
 import pybnorm
 
@@ -21,22 +20,10 @@ PACKAGES = str(Path(pybnorm.__file__).resolve().parents[1])
 @pytest.fixture(scope="session")
 def doubles(tmp_path_factory):
     """Builds doubles, see tests/doubles/build.py."""
-    compiler = shlex.split(os.environ.get("CC", "cc"))[0]
-    if shutil.which(compiler) is None:
-        pytest.fail(f"these tests compile doubles of the vendor libraries, and there is no C compiler {compiler!r}")
-    return Doubles(tmp_path_factory.mktemp("doubles"))
-
-
-@pytest.fixture(scope="session")
-def vendors():
-    """The builder's table of vendors."""
-    return VENDORS
-
-
-@pytest.fixture(scope="session")
-def driver(doubles):
-    """A double of libcuda with three devices."""
-    return str(doubles.plain("libcuda.so.1", (HERE / "cuda.c").read_text()))
+    builder = Doubles(tmp_path_factory.mktemp("doubles"))
+    if shutil.which(builder.compiler[0]) is None:
+        pytest.fail(f"these tests compile doubles of the vendor libraries, and there is no {builder.compiler[0]!r}")
+    return builder
 
 
 @pytest.fixture(scope="session")

@@ -87,16 +87,15 @@ PLACES = """
 
 
 @pytest.fixture
-def places(child, doubles, request):
+def places(child, doubles, beside):
     """Runs a script behind `PLACES` on a double of the backend that the test names."""
 
     def run(backend, script, **values):
         if backend == "miopen":
             driver, file = "", doubles.build("miopen", defines=("DOUBLE_COMPUTES",), place="hipGetDevice")
         else:
-            driver = request.getfixturevalue("driver")
-            double = doubles.build("cudnn", defines=("DOUBLE_RECORDS",), place="cuCtxGetDevice")
-            file = request.getfixturevalue("beside")(double)
+            driver = doubles.plain("libcuda.so.1", (HERE / "cuda.c").read_text())
+            file = beside(doubles.build("cudnn", defines=("DOUBLE_RECORDS",), place="cuCtxGetDevice"))
         return child(PLACES, script, backend=backend, driver=driver, file=file, **values)
 
     return run
