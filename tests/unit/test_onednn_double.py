@@ -33,8 +33,7 @@ PRELUDE = """
 @pytest.fixture
 def play(child, doubles):
     """Runs a script behind `PRELUDE`."""
-    file = doubles.build("onednn", defines=("DOUBLE_RECORDS",))
-    return functools.partial(child, PRELUDE, file=file)
+    return functools.partial(child, PRELUDE, file=doubles.build("onednn"))
 
 
 def test_a_stream_of_another_engine_gets_primitives_of_its_own(play):
