@@ -7,6 +7,7 @@ int driver_devices = DEVICES;
 int driver_switches, driver_questions; /* pushes and pops; questions about memory */
 int driver_gone[DEVICES];              /* contexts that are destroyed */
 int driver_lost[DEVICES];              /* what asking in a context answers */
+int driver_stream, driver_asked;       /* what a stream answers; how often either was asked */
 /* From, to, device; type as CUmemorytype, whether managed. What lies in none of them is unknown to the driver. */
 unsigned long long driver_memory[8][5];
 
@@ -72,9 +73,13 @@ int cuPointerGetAttributes(unsigned count, const int *attributes, void **values,
 int cuMemGetInfo_v2(unsigned long *unused, unsigned long *total) {
     int device;
     const int status = cuCtxGetDevice(&device);
+    driver_asked++;
     return status ? status : driver_lost[device];
 }
-int cuStreamQuery(void *stream) { return 0; }
+int cuStreamQuery(void *stream) {
+    driver_asked++;
+    return driver_stream;
+}
 int cuGetErrorName(int error, const char **name) {
     *name = "CUDA_ERROR_OF_THE_TEST";
     return 0;

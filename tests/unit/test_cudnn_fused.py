@@ -4,6 +4,7 @@ Right results need a device: tests/backends/test_fused.py.
 """
 
 import pytest
+from doubles.build import HERE
 
 TENSORS = {  # what cuDNN is told of each shape: rank 4 with the strides of channels-last, whatever the caller's
     (2, 8): "2,8,1,1/8,1,8,8",
@@ -294,16 +295,6 @@ def test_a_library_that_records_no_errors(run, doubles):
 
 # ---------------------------------------------------------------- contexts that are lost
 
-DRIVER = """
-int driver_memory, driver_stream, driver_calls;
-void *driver_asked;
-int cuCtxGetDevice(int *device) { *device = 0; return 0; }
-int cuMemGetInfo_v2(unsigned long *unused, unsigned long *total) { driver_calls++; return driver_memory; }
-int cuStreamQuery(void *stream) { driver_calls++; driver_asked = stream; return driver_stream; }
-int cuGetErrorName(int error, const char **name) { *name = "CUDA_ERROR_OF_THE_TEST"; return error > 719; }
-"""
-
-
 CONTEXTS = [  # (status, what the driver says of memory and of the stream, whether the context is lost)
     (5000, 700, 700, True),
     (5003, 0, 716, True),  # only the stream says it
@@ -322,20 +313,20 @@ def test_a_lost_context_is_named(run, doubles):
     answers = run(
         """
         driver = ctypes.CDLL(values["driver"])
-        def tell(name):
-            return ctypes.c_int.in_dll(driver, f"driver_{name}")
+        driver.driver_go(0)
+        lost, says, asked = (ctypes.c_int.in_dll(driver, f"driver_{name}") for name in ("lost", "stream", "asked"))
         x, answers = last((2, 8, 3, 5)), []
         kept = number("live").value
         for status, memory, stream, _ in values["contexts"]:
-            tell("memory").value = tell("stream").value = tell("calls").value = number("status").value = 0
+            lost.value = says.value = asked.value = number("status").value = 0
             handle = pybnorm.Handle("cudnn")
             plan, other = handle.plan_forward_training(x, activation="relu"), handle.plan_backward(x, activation="relu")
             spatial = handle.plan_forward_training(x, algorithm="spatial")
             plan(**FORWARD)
-            quiet = tell("calls").value
-            tell("memory").value, tell("stream").value, number("status").value = memory, stream, status
+            quiet = asked.value
+            lost.value, says.value, number("status").value = memory, stream, status
             told = [attempt(lambda: spatial(**FORWARD)), attempt(lambda: plan(**FORWARD))]
-            calls = tell("calls").value
+            calls = asked.value
             del plan, other, spatial
             told.append(attempt(handle.close))
             assert handle.closed
@@ -343,7 +334,7 @@ def test_a_lost_context_is_named(run, doubles):
             answers.append([quiet, told, number("live").value - kept, calls])
         report(answers)
         """,
-        driver=str(doubles.plain("libcuda.so.1", DRIVER)),
+        driver=doubles.plain("libcuda.so.1", (HERE / "cuda.c").read_text()),
         contexts=CONTEXTS,
     )
     for (status, _, _, lost), (quiet, told, left, calls) in zip(CONTEXTS, answers, strict=True):
