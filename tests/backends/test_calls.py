@@ -135,8 +135,9 @@ class Case:
         steps = strides or {}
         self.given, self.made = {}, {}
         for tensor in calls.tensors(problem):
-            like = self.inputs.x if tensor.data else self.inputs.scale
-            values = getattr(self.inputs, tensor.values) if tensor.values else np.full_like(like, np.nan)
+            dims, dtype = calls.kind(problem, tensor)
+            nothing = np.full(dims, np.nan, data.numpy_dtype(dtype))
+            values = getattr(self.inputs, tensor.values) if tensor.values else nothing
             (self.made if tensor.written else self.given)[tensor.name] = self.place(values, steps.get(tensor.name))
         self.before = {name: self.device.to_numpy(b) for name, b in {**self.given, **self.made}.items()}
 
