@@ -3,10 +3,6 @@
 import dataclasses
 import itertools
 import json
-import signal
-import subprocess
-import sys
-import time
 import types
 
 import numpy as np
@@ -207,30 +203,6 @@ def test_a_damaged_line_before_the_last_is_an_error_with_its_number(tmp_path):
             archive.Journal(tmp_path, resume=True)
         with pytest.raises(ArgumentError, match=r"journal\.jsonl:2"):
             archive.read_run(tmp_path)
-
-
-KILLED = """
-import sys
-sys.path[:] = {path!r}
-from test_check_archive import INFO, LINE, archive, result
-journal = archive.Journal({folder!r})
-journal.begin([INFO])
-for seed in range(10**9):
-    journal.append(result(f"{{LINE}},seed={{seed}}"))
-    print(seed, flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_cases_noted_before_a_kill_are_there_after_it(tmp_path):
-    code = KILLED.format(path=sys.path, folder=str(tmp_path))
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        process.stdout.readline()
-        time.sleep(0.3)
-        process.send_signal(signal.SIGKILL)
-        told = [*map(int, process.stdout.read().split())]
-    assert len(told) > 5
-    assert set(range(told[-1] + 1)) <= {int(case.rpartition("=")[2]) for _, case in finished(tmp_path)}
 
 
 def outputs():

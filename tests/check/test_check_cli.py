@@ -29,7 +29,6 @@ from pybnorm.check.judging.bounds import Status
 from pybnorm.check.language.lines import load_suite
 from pybnorm.check.run import executors
 from pybnorm.check.run.runner import BackendInfo
-from pybnorm.check.run.whole_run import WholeRun
 from pybnorm.cli import info, output
 from pybnorm.defects import DEFECTS
 from pybnorm.errors import ArgumentError
@@ -562,36 +561,6 @@ main(["info"], prog_name="pybnorm")
 """
     done = python(f"again = {interrupts - 1}{code}")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
-
-
-@pytest.mark.slow
-@table(("at", "saves"), [(2, True), (4, True), (4, False)])
-def test_an_interrupt_beside_a_result_loses_and_repeats_nothing(onednn, tmp_path, monkeypatch, at, saves):
-    """After the last case it changes nothing: the run is complete."""
-    folder, target = tmp_path / "run", tmp_path / "run.json"
-    arguments = ["--case", seeds(4), "--json", target, *(["--save", folder] if saves else [])]
-    keep, kept = WholeRun._keep, []
-
-    def interrupted(self, result):
-        kept.append(result)
-        if len(kept) == at:
-            signal.raise_signal(signal.SIGINT)
-        keep(self, result)
-
-    monkeypatch.setattr(WholeRun, "_keep", interrupted)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        done = check(*arguments)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    told = json.loads(target.read_text())["cases"]
-    assert at <= len(told) <= 4
-    assert done.returncode == (0 if len(told) == 4 else 130), done.stdout + done.stderr
-    if saves:
-        assert check(*arguments, "--resume").returncode == 0
-        assert json.loads((folder / "run.json").read_text())["cases"][: len(told)] == told
-        cases = [line["case"] for line in lines_of(folder / "journal.jsonl") if "case" in line]
-        assert cases == [f"{SEEDS}{seed}" for seed in (1, 2, 3, 4)]
 
 
 def limited(size, *arguments):

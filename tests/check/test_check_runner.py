@@ -8,8 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,7 +35,7 @@ from pybnorm.check.run import guarded
 from pybnorm.check.run.guarded import same_bits
 from pybnorm.check.run.runner import CaseResult, Session, classify, execute, run_case
 from pybnorm.check.run.session import open_session
-from pybnorm.check.run.worker import DiedError, TimeLimitError, Worker
+from pybnorm.check.run.worker import TimeLimitError, Worker
 
 CASE = Problem.parse("train,spatial,f32,nchw,8x3x4x4")
 CASE_3D = Problem.parse("train,spatial,f32,nchw,8x3x4")
@@ -341,29 +339,6 @@ def test_an_interrupt_of_the_terminal_does_not_reach_a_worker_not_even_while_it_
         os.kill(worker.pid, signal.SIGINT)
         assert worker.call(signal.getsignal, signal.SIGINT) == signal.SIG_IGN
     assert capfd.readouterr().err == ""
-
-
-def tell_and_sleep(file, seconds):
-    Path(file).touch()
-    time.sleep(seconds)
-
-
-@pytest.mark.slow
-def test_a_worker_can_be_ended_in_the_middle_of_a_case(tmp_path):
-    worker = Worker("onednn", open_simulated)
-    process = worker.call(os.getpid)
-    threads = ThreadPoolExecutor(1)
-    pending = threads.submit(worker.call, tell_and_sleep, str(tmp_path / "begun"), 600)
-    while not (tmp_path / "begun").exists():
-        time.sleep(0.01)
-    worker.kill()
-    with pytest.raises(DiedError, match="SIGKILL"):
-        pending.result()
-    with pytest.raises(ProcessLookupError):
-        os.kill(process, 0)
-    assert worker.call(os.getpid) != process
-    worker.close()
-    assert worker.pid is None
 
 
 def raise_unpicklable():
