@@ -183,7 +183,7 @@ _SECTIONS = {"What to run": "--backend", "How": "--jobs", "What to write": "--js
 )
 @click.option("--require-claims", is_flag=True, help="A library without a record of version and device exits with 1.")
 @output.json_option("the table")
-@output.markdown_option("the table")
+@output.json_option("the table", "Markdown")
 @click.option("--junit", "junit_target", metavar="FILE", help="Write JUnit XML.")
 @output.html_option()
 @click.option("--save", "folder", metavar="DIR", help="Keep outputs and a journal, for compare and --resume.")

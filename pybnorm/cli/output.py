@@ -168,11 +168,6 @@ def json_option(instead: str, name: str = "JSON") -> Callable[[_Command], _Comma
     )
 
 
-def markdown_option(instead: str) -> Callable[[_Command], _Command]:
-    """The option ``--markdown [FILE]``."""
-    return json_option(instead, "Markdown")
-
-
 def html_option(more: str = " with plots") -> Callable[[_Command], _Command]:
     """The option ``--html FILE``, which is refused at once where the packages of a page are not installed."""
     text = f"Write one self-contained page{more}."

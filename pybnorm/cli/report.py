@@ -19,7 +19,7 @@ from pybnorm.errors import ArgumentError
 @output.json_option("the table")
 @click.option("--junit", "junit_target", metavar="FILE", help="Write JUnit XML.")
 @output.html_option()
-@output.markdown_option("the table")
+@output.json_option("the table", "Markdown")
 @click.option("--annotations", is_flag=True, help="Print what is wrong as GitHub's runner takes it, and nothing else.")
 @click.option("-v", "--verbose", is_flag=True, help="Details and repro line of every case, not of failures only.")
 @click.pass_context

@@ -252,13 +252,6 @@ def _group_cell(results: Sequence[CaseResult]) -> dict[str, Any]:
 def _defects(results: Iterable[CaseResult]) -> list[dict[str, Any]]:
     """Each known defect that explains a result, with what is recorded about it."""
     counts = Counter(word for r in results for word in re.split(r",\s*", r.known) if word)
-    recorded = {defect.id: defect for defect in DEFECTS}
-    return [
-        {
-            "id": word,
-            "count": count,
-            "what": getattr(recorded.get(word), "what", ""),
-            "links": getattr(recorded.get(word), "links", ()),
-        }
-        for word, count in counts.most_common()
-    ]
+    recorded = {defect.id: (defect.what, defect.links) for defect in DEFECTS}
+    found = ((word, count, *recorded.get(word, ("", ()))) for word, count in counts.most_common())
+    return [dict(zip(("id", "count", "what", "links"), facts, strict=True)) for facts in found]
