@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 from click.testing import CliRunner
 
+from pybnorm.check.run import runner
 from pybnorm.cli import main
 
 _DROPPED = ("PYBNORM_REQUIRE", "PYBNORM_LIB_", "FORCE_COLOR")
@@ -17,8 +18,9 @@ def clean_environment():
 
 
 def run(*arguments, **variables):
-    """Run the command, whose workers have the variables, too; no library is loaded here."""
+    """Run the command, whose workers have the variables, too; a library is loaded here by --executor process only."""
     separate = {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
+    runner._described.cache_clear()  # of a library with the variables of another call
     absent = dict.fromkeys(os.environ.keys() - clean_environment().keys())
     done = CliRunner(**separate).invoke(main, [*map(str, arguments)], env=absent | variables)
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
