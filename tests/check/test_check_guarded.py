@@ -218,6 +218,7 @@ def test_a_large_input_lies_once(monkeypatch):
     assert set(seen) == {generated[0].x.ctypes.data}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [LARGE_CASE, "backward,peract,bf16,nhwc,64x20x32x32,fill=randn"])
 def test_threads_change_nothing_of_a_verdict(line, monkeypatch):
     found = []
