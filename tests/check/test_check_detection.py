@@ -5,15 +5,13 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from selftest_tool import more_faults, power, rows
+from selftest_tool import more_faults, power
 from selftest_tool.rows import BUGS as BUGS_OF_ROWS
 from selftest_tool.rows import STYLES as STYLES_OF_ROWS
 
-from pybnorm.check.judging.bounds import Status, Verdict, expect
+from pybnorm.check.judging.bounds import Status, Verdict
 from pybnorm.check.judging.results import CaseResult
-from pybnorm.check.judging.roundings import EXPLAINED
-from pybnorm.check.language.data import generate
-from pybnorm.check.language.problem import COMPOSED, Problem
+from pybnorm.check.language.problem import COMPOSED
 from pybnorm.check.selftest import detection, faults
 from pybnorm.cli import main
 
@@ -133,23 +131,6 @@ def test_bugs_are_seen_in_every_output_that_they_reach():
     assert set(more.found) == longer
 
 
-def test_a_bug_that_is_missed_and_a_style_that_is_accused_are_found_out(monkeypatch):
-    monkeypatch.setattr(
-        power, "judge_call", lambda expected, outputs, record=None: {n: verdict(Status.PASS) for n in outputs}
-    )
-    blind = power.run(power.QUICK[1:2])
-    assert not blind.good
-    assert not blind.found
-    assert "MISSED last element dropped: backward m=64 f32 exact: dscale: PASS" in power.render(blind)
-    monkeypatch.setattr(
-        power, "judge_call", lambda expected, outputs, record=None: {n: verdict(Status.FAIL) for n in outputs}
-    )
-    loud = power.run(power.QUICK[2:3])
-    assert not loud.missed
-    assert len(loud.alarms) == len(STYLES_OF_ROWS)
-    assert "FALSE ALARM infer m=64 f32 exact: 16 lanes: y FAIL" in power.render(loud)
-
-
 # ---------------------------------------------------------------- calls
 
 
@@ -160,9 +141,8 @@ def test_faults_of_calls_are_found_and_the_right_kernel_passes():
     assert all(seen.good for seen in report + more), faults.render(report + more)
     assert [seen.fault for seen in report + more] == [*faults.FAULTS, *more_faults.FAULTS]
     assert all(seen.found for seen in report + more)
-    for word in ("reads", "writes"):
-        operations = {line.split(",")[0] for s in report + more if f"{word} " in s.fault for line in s.found}
-        assert operations >= {*COMPOSED, "train", "backward", "infer"}
+    every = {line.split(",")[0] for seen in more for line in seen.found}
+    assert every >= {*COMPOSED, "train", "backward", "infer"}
 
 
 def test_a_fault_that_is_missed_and_a_right_kernel_that_is_accused_are_told(monkeypatch):
@@ -174,17 +154,3 @@ def test_a_fault_that_is_missed_and_a_right_kernel_that_is_accused_are_told(monk
         assert [(len(s.missed), len(s.alarms)) for s in report] == [(missed, alarms)] * 2
         assert not any(seen.good for seen in report)
         assert ("MISSED" if missed else "FALSE ALARM") in faults.render(report)
-
-
-@pytest.mark.slow
-def test_a_16_bit_store_hides_one_term_of_a_long_sum_and_not_half_of_them():
-    def left(line, bug, output):
-        problem = Problem.parse(line)
-        expected = expect(problem, generate(problem))
-        got = rows.outputs(rows.BUGS[bug], rows.Rows(problem, expected.inputs))
-        return power._left_by_store(expected, bug, output, got)
-
-    one, half = "last element dropped from the variance", "last half not read"
-    line = "train,spatial,{},nchw,32x16x56x56,fill=randn"
-    assert left(line.format("bf16"), one, "y") < EXPLAINED < left(line.format("bf16"), half, "y")
-    assert left(line.format("f32"), one, "y") == left(line.format("bf16"), one, "saved_mean") == 1.0

@@ -56,9 +56,7 @@ def test_roundings_are_measured_where_nothing_is_wrong_or_if_asked(monkeypatch):
     asked, beyond = [], whole_call.beyond
     monkeypatch.setattr(whole_call, "beyond", lambda *given: asked.append(given) or beyond(*given))
     line = "train,spatial,f32,nchw,8x16x32x32,fill=randn"
-    judged(line, next(iter(STYLES.values())))
-    assert len(asked) == 1
-    judged(line, BUGS["mean not subtracted"])
-    assert len(asked) == 1
-    judged(line, BUGS["mean not subtracted"], Record())
-    assert len(asked) == 2
+    right, wrong = next(iter(STYLES.values())), BUGS["mean not subtracted"]
+    for count, given in ((1, (right,)), (1, (wrong,)), (2, (wrong, Record()))):
+        judged(line, *given)
+        assert len(asked) == count

@@ -213,57 +213,47 @@ def write(folder, **files):
     for name, text in files.items():
         path = folder / name.replace("__", "/")
         path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
+        path.write_bytes(text.encode(errors="surrogatepass"))  # or none of UTF-8
 
 
 CASE = "infer,spatial,f32,nchw,2x3"
 
 
-def test_a_suite_includes_others_relative_to_itself(tmp_path):
-    write(
-        tmp_path,
-        top=f"{CASE}\n@sub/middle  # more\n{CASE},seed=4\n@smoke\n",
-        sub__middle=f"{CASE},seed=1\n@leaf\n",
-        sub__leaf=f"{CASE},seed=2\n{CASE},seed=1\n{CASE}\n",
-    )
+@pytest.mark.parametrize(
+    ("files", "seeds"),
+    [
+        # relative to the file that includes
+        ({"top": f"{CASE}\n@sub/middle  # more\n{CASE},seed=4\n", "sub__middle": f"{CASE},seed=1\n@leaf\n",
+          "sub__leaf": f"{CASE},seed=2\n{CASE},seed=1\n{CASE}\n"}, [0, 1, 2, 4]),
+        # a file beside the suite goes before a packaged one
+        ({"top": "@smoke\n", "smoke": CASE}, [0]),
+        # what two suites share is one case, and a diamond no circle
+        ({"top": "@a\n@b\n", "a": "@leaf\n", "b": f"@leaf\n{CASE}\n", "leaf": CASE}, [0]),
+    ],
+)  # fmt: skip
+def test_a_suite_includes_others(tmp_path, files, seeds):
+    write(tmp_path, **files)
     problems = load_suite(str(tmp_path / "top"))
-    smoke = load_suite("smoke")
-    assert [str(p) for p in problems[:4]] == [CASE, CASE + ",seed=1", CASE + ",seed=2", CASE + ",seed=4"]
-    assert problems[4:] == smoke
-    assert load_suite(tmp_path / "top") == problems
+    assert [p.seed for p in problems] == seeds
+    write(tmp_path, more="@top\n@product\n")
+    assert load_suite(tmp_path / "more") == [*problems, *load_suite("product")]
 
 
-def test_a_file_beside_the_suite_goes_before_a_packaged_one(tmp_path):
-    write(tmp_path, top="@smoke\n", smoke=CASE)
-    assert [str(p) for p in load_suite(tmp_path / "top")] == [CASE]
-
-
-def test_what_two_suites_share_is_one_case_and_a_diamond_no_circle(tmp_path):
-    write(tmp_path, top="@a\n@b\n", a="@leaf\n", b=f"@leaf\n{CASE}\n", leaf=CASE)
-    assert [str(p) for p in load_suite(tmp_path / "top")] == [CASE]
-
-
-def test_suites_in_a_circle_are_an_error_that_shows_it(tmp_path):
-    write(tmp_path, a=f"{CASE}\n@b\n", b="@c\n", c="@a\n")
-    with pytest.raises(ArgumentError, match=r"a:2: .*b:1: .*c:1: suite: got .*a -> .*b -> .*, allowed: "):
-        load_suite(tmp_path / "a")
-    write(tmp_path, self="@self")
-    with pytest.raises(ArgumentError, match="circle"):
-        load_suite(tmp_path / "self")
-
-
-def test_a_suite_that_is_not_there_names_the_packaged_ones(tmp_path):
-    with pytest.raises(ArgumentError, match=r"suite: got nothing-like-it, allowed: .*smoke.* \| a readable file"):
-        load_suite("nothing-like-it")
-    write(tmp_path, top="@missing")
-    with pytest.raises(ArgumentError, match=r"top:1: suite: got missing"):
+@pytest.mark.parametrize(
+    ("files", "text"),
+    [
+        ({"top": f"{CASE}\n@b\n", "b": "@c\n", "c": "@top\n"},
+         r"top:2: .*b:1: .*c:1: suite: got .*top -> .*b -> .*, allowed: "),
+        ({"top": "@top"}, "circle"),
+        ({"top": "@missing"}, r"top:1: suite: got missing, allowed: .*smoke.* \| a readable file"),
+        ({"top": f"@bad\n{CASE}", "bad": "train,oops,f32,nchw,2x3"}, r"top:1: .*bad:1: mode: got oops"),
+        ({"top": "\ud800"}, "a readable file"),
+    ],
+)  # fmt: skip
+def test_a_suite_that_cannot_be_read_says_where_and_why(tmp_path, files, text):
+    write(tmp_path, **files)
+    with pytest.raises(ArgumentError, match=text):
         load_suite(tmp_path / "top")
-    write(tmp_path, wrong=f"@bad\n{CASE}", bad="train,oops,f32,nchw,2x3")
-    with pytest.raises(ArgumentError, match=r"wrong:1: .*bad:1: mode: got oops"):
-        load_suite(tmp_path / "wrong")
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ArgumentError, match="a readable file"):
-        load_suite(tmp_path / "binary")
 
 
 HUGE = f"{CASE},seed={'/'.join(map(str, range(1000)))},alpha={'/'.join(map(str, range(1, 1000)))}"

@@ -30,28 +30,15 @@ def normalized(call, mean, variance, epsilon=1e-5):
     return (call["scale"].reshape(shape) * y + call["bias"].reshape(shape)).astype(f32)
 
 
-def only(fits):
-    assert len(fits) == 1
-    return fits[0]
-
-
 def test_pytorchs_results_are_as_defined(call):
     torch = pytest.importorskip("torch")
     tensors = {name: torch.from_numpy(a.copy()) for name, a in call.items()}
     new = [tensors[n].clone() for n in ("running_mean", "running_variance")]
     y, mean, inverse = torch.native_batch_norm(tensors["x"], tensors["scale"], tensors["bias"], *new, True, 0.1, 1e-5)
-    fits = which_convention(
-        **tensors,
-        y=y,
-        saved_mean=mean,
-        saved_inv_variance=inverse,
-        new_running_mean=new[0],
-        new_running_variance=new[1],
-    )
-    assert [(fit.output, fit.convention) for fit in fits] == [
-        (name, "as defined")
-        for name in ("y", "saved_mean", "saved_inv_variance", "new_running_mean", "new_running_variance")
-    ]
+    results = {"y": y, "saved_mean": mean, "saved_inv_variance": inverse}
+    results |= {"new_running_mean": new[0], "new_running_variance": new[1]}
+    said = {fit.output: fit.convention for fit in which_convention(**tensors, **results)}
+    assert said == dict.fromkeys(results, "as defined")
 
 
 def test_kerass_results_are_told_apart(call):
@@ -74,10 +61,11 @@ def test_kerass_results_are_told_apart(call):
 def test_inference_and_channels_last(call):
     y = normalized(call, call["running_mean"], call["running_variance"])
     last = {"x": np.moveaxis(call["x"], 1, -1), "y": np.moveaxis(y, 1, -1)}
-    fit = only(which_convention(**call | last, axis=-1, training=False))
+    (fit,) = which_convention(**call | last, axis=-1, training=False)
     assert (fit.convention, fit.ratio <= 1) == ("as defined", True)
     own = normalized(call, *moments(call["x"]))
-    assert "x's own statistics" in only(which_convention(**call, y=own, training=False)).convention
+    (fit,) = which_convention(**call, y=own, training=False)
+    assert "x's own statistics" in fit.convention
 
 
 def test_gradients(call):
@@ -97,10 +85,10 @@ def test_gradients(call):
 
 def test_an_epsilon_and_a_factor_that_nobody_uses_are_fitted(call):
     mean, variance = moments(call["x"])
-    fit = only(which_convention(**call, y=normalized(call, mean, variance, 3.7e-4)))
+    (fit,) = which_convention(**call, y=normalized(call, mean, variance, 3.7e-4))
     assert (fit.convention, fit.hint) == ("", "epsilon=0.00037 fits")
     new = (0.77 * call["running_mean"] + 0.23 * mean).astype(f32)
-    fit = only(which_convention(**call, new_running_mean=new))
+    (fit,) = which_convention(**call, new_running_mean=new)
     assert (fit.convention, fit.hint) == ("", "factor=0.23 fits")
     strange = which_convention(**call, y=call["x"] ** 2)
     assert (strange[0].convention, strange[0].hint) == ("", "")
@@ -109,46 +97,48 @@ def test_an_epsilon_and_a_factor_that_nobody_uses_are_fitted(call):
 
 def test_what_these_data_do_not_tell_is_said(call):
     wide = call | {"x": 300 * call["x"]}
-    fit = only(which_convention(**wide, y=normalized(wide, *moments(wide["x"]))))
+    (fit,) = which_convention(**wide, y=normalized(wide, *moments(wide["x"])))
     assert fit.convention == "as defined"
     assert "epsilon is missing" in fit.alike
 
 
-def test_arguments_are_looked_at(call):
-    with pytest.raises(ArgumentError, match="results"):
-        which_convention(**call)
-    with pytest.raises(ArgumentError, match="dy"):
-        which_convention(call["x"], dx=call["x"])
-    with pytest.raises(ArgumentError, match="running_mean"):
-        which_convention(call["x"], new_running_mean=np.ones(6, f32))
-    for count in (5, 7):
-        with pytest.raises(ArgumentError, match="6 elements"):
-            which_convention(call["x"], saved_mean=np.ones(count, f32))
-    with pytest.raises(ArgumentError, match="shape"):
-        which_convention(call["x"], y=call["x"][1:])
-    for y in (None, call["x"]):
-        with pytest.raises(ArgumentError, match="True with saved_mean"):
-            which_convention(**call, y=y, saved_mean=np.ones(6, f32), training=False)
-    for hostile in (call["x"].astype(int), call["x"].view("V4"), range(10**15), None):
-        with pytest.raises(ArgumentTypeError, match=r"^x: got"):
-            which_convention(hostile, y=call["x"])
-    with pytest.raises(ArgumentError, match="axis"):
-        which_convention(call["x"], y=call["x"], axis=4)
+X = object()
+"""The call's x."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "results"),
+        ({"dx": X, "scale": None}, "dy"),
+        ({"new_running_mean": np.ones(6, f32), "running_mean": None}, "running_mean"),
+        ({"saved_mean": np.ones(5, f32)}, "6 elements"),
+        ({"saved_mean": np.ones(7, f32)}, "6 elements"),
+        ({"y": np.ones((7, 6, 5, 4), f32)}, "shape"),
+        ({"y": X, "saved_mean": np.ones(6, f32), "training": False}, "True with saved_mean"),
+        ({"y": None, "saved_mean": np.ones(6, f32), "training": False}, "True with saved_mean"),
+        ({"y": X, "axis": 4}, "axis"),
+        *(({"x": x, "y": X}, "^x: got") for x in (np.ones((2, 3), int), np.ones(3, "V4"), range(10**15), None)),
+    ],
+)
+def test_arguments_are_looked_at(call, changes, text):
+    changes = {name: call["x"] if value is X else value for name, value in changes.items()}
+    with pytest.raises((ArgumentError, ArgumentTypeError), match=text):
+        which_convention(**call | changes)
 
 
 def test_a_file_is_answered_on_the_command_line(call, tmp_path):
     mean, variance = moments(call["x"])
     file = tmp_path / "mine.npz"
-    np.savez(file, **call, saved_inv_variance=variance.astype(f32), saved_mean=mean.astype(f32), epsilon=1e-5)
-    result = CliRunner().invoke(main, ["check", "--data", str(file)])
-    assert result.exit_code == 0, result.output
-    assert "saved_mean: as defined" in result.output
-    assert "saved_inv_variance: the variance is saved, not the inverse standard deviation" in result.output
-    np.savez(file, **call, y=call["x"] ** 2)
-    result = CliRunner().invoke(main, ["check", "--data", str(file)])
-    assert result.exit_code == 1
-    assert "No convention that is known explains y." in result.output
-    np.savez(file, **call, momentum=0.1)
-    result = CliRunner().invoke(main, ["check", "--data", str(file)])
-    assert result.exit_code == 2
-    assert "with momentum" in result.output
+
+    def answer(code, **results):
+        np.savez(file, **call, **results)
+        result = CliRunner().invoke(main, ["check", "--data", str(file)])
+        assert result.exit_code == code, result.output
+        return result.output
+
+    said = answer(0, saved_inv_variance=variance.astype(f32), saved_mean=mean.astype(f32), epsilon=1e-5)
+    assert "saved_mean: as defined" in said
+    assert "saved_inv_variance: the variance is saved, not the inverse standard deviation" in said
+    assert "No convention that is known explains y." in answer(1, y=call["x"] ** 2)
+    assert "with momentum" in answer(2, momentum=0.1)

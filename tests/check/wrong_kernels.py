@@ -37,17 +37,14 @@ class Right:
         return found
 
 
-class AsTuple(Right):
-    def results(self, found):
-        names = ("y", "running_mean", "running_variance", "saved_mean", "saved_inv_variance")
-        return tuple(found[name] for name in names)
+def of(member, change):
+    """`Right` with another `used`, `correction` or `results`."""
+    return type("Of", (Right,), {member: lambda self, value: change(value)})
 
 
-class Flat(Right):
-    """Statistics of rank 1, as most kernels have them."""
-
-    def results(self, found):
-        return {name: value if name == "y" else value.ravel() for name, value in found.items()}
+ORDER = ("y", "running_mean", "running_variance", "saved_mean", "saved_inv_variance")
+AsTuple = of("results", lambda found: tuple(found[name] for name in ORDER))
+Flat = of("results", lambda found: {n: value if n == "y" else value.ravel() for n, value in found.items()})
 
 
 class InPlace(Right):
@@ -66,11 +63,6 @@ class Dropped(Right):
         used = x.copy()
         used[-1, :, -1, -1] = 0
         return used
-
-
-class Biased(Right):
-    def correction(self, m):
-        return np.float32(1)
 
 
 class Writes(Right):
@@ -141,28 +133,16 @@ class Overlapping(Right):
         return found | {"y": y}
 
 
-def returning(change):
-    return type("Returning", (Right,), {"results": lambda self, found: change(found)})
-
-
-Shape = returning(lambda found: found | {"y": found["y"][:, :, :-1]})
-Dtype = returning(lambda found: found | {"saved_mean": found["saved_mean"].astype(np.float64)})
-Text = returning(lambda found: found | {"y": "y"})
-Name = returning(lambda found: found | {"variance": found["saved_mean"]})
-Two = returning(lambda found: (found["y"], found["saved_mean"]))
-Nothing = returning(lambda found: None)
-Less = returning(lambda found: {name: value for name, value in found.items() if name != "saved_mean"})
-Crashes = returning(lambda found: os.abort())
-
-
-class Unwritten(Right):
-    """Takes y and does not write it."""
-
-    def forward_training(self, *, y, **others):
-        del others["saved_mean"], others["saved_inv_variance"], others["mode"], others["alpha"], others["beta"]
-        found = super().forward_training(**others)
-        del found["y"]
-        return found
+Biased = of("correction", lambda m: np.float32(1))
+Shape = of("results", lambda found: found | {"y": found["y"][:, :, :-1]})
+Dtype = of("results", lambda found: found | {"saved_mean": found["saved_mean"].astype(np.float64)})
+Text = of("results", lambda found: found | {"y": "y"})
+Name = of("results", lambda found: found | {"variance": found["saved_mean"]})
+Two = of("results", lambda found: (found["y"], found["saved_mean"]))
+Nothing = of("results", lambda found: None)
+Less = of("results", lambda found: {name: value for name, value in found.items() if name != "saved_mean"})
+Crashes = of("results", lambda found: os.abort())
+Hangs = of("results", lambda found: threading.Event().wait())
 
 
 class Raises(Right):
@@ -178,6 +158,16 @@ class Refuses(Right):
 class Memory(Right):
     def results(self, found):
         raise MemoryError("2 GiB")
+
+
+class Unwritten(Right):
+    """Takes y and does not write it."""
+
+    def forward_training(self, *, y, **others):
+        del others["saved_mean"], others["saved_inv_variance"], others["mode"], others["alpha"], others["beta"]
+        found = super().forward_training(**others)
+        del found["y"]
+        return found
 
 
 class Device(Right):

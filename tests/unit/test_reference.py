@@ -163,20 +163,19 @@ def test_every_mode_rank_and_layout(shape, mode, layout, blocks):
 
 def test_parameters_without_their_axes_of_length_one():
     x, dy = random((4, 3, 5, 2), seed=1), random((4, 3, 5, 2), seed=2)
-    s, b, m, v = (random((1, 3, 1, 1), seed=i) ** 2 for i in range(4))
-    flat = [a.reshape(3) for a in (s, b, m, v)]
-    strided = [np.repeat(a, 2)[::2] for a in flat]
-    expected = reference.forward_training(x, s, b, running_mean=m, running_variance=v)
-    for parameters in (flat, strided):
-        s1, b1, m1, v1 = parameters
-        got = reference.forward_training(x, s1, b1, running_mean=m1, running_variance=v1)
-        for one, other in zip(got, expected, strict=True):
-            np.testing.assert_array_equal(one, other)
-        np.testing.assert_array_equal(
-            reference.forward_inference(x, s1, b1, m1, v1).y, reference.forward_inference(x, s, b, m, v).y
+
+    def results(s, b, m, v):
+        return (
+            *reference.forward_training(x, s, b, running_mean=m, running_variance=v),
+            reference.forward_inference(x, s, b, m, v).y,
+            *reference.backward(x, dy, s, saved_mean=m, saved_inv_variance=v),
         )
-        one = reference.backward(x, dy, s1, saved_mean=m1, saved_inv_variance=v1)
-        np.testing.assert_array_equal(one.dx, reference.backward(x, dy, s, saved_mean=m, saved_inv_variance=v).dx)
+
+    whole = [random((1, 3, 1, 1), seed=i) ** 2 for i in range(4)]
+    flat = [a.reshape(3) for a in whole]
+    for parameters in (flat, [np.repeat(a, 2)[::2] for a in flat]):
+        for one, other in zip(results(*parameters), results(*whole), strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 # ---------------------------------------------------------------- exact data
@@ -349,14 +348,12 @@ def test_nan_and_inf_stay_in_their_statistic(mode, layout, value, blocks):
     [(np.float16, 0x7C01), (ml_dtypes.bfloat16, 0x7F81), (np.float32, 0x7F800001), (np.float64, 0x7FF0000000000001)],
 )
 def test_signalling_nan_is_a_nan_and_silent(dtype, bits):
-    x = random((4, 3), dtype)
+    x, one = random((4, 3), dtype), np.ones(3)
     x.view(f"u{x.itemsize}")[1, 2] = bits
-    got = reference.forward_training(x, np.ones(3), np.ones(3))
-    assert np.isnan(got.saved_mean).tolist() == [[False, False, True]]
-    got = reference.backward(x, x, np.ones(3))
-    assert np.isnan(got.dbias).tolist() == [[False, False, True]]
-    assert np.isnan(reference.forward_inference(x, *np.ones((4, 3))).y).sum() == 1
-    assert np.isnan(reference.forward_inference(np.ones((4, 3)), x[1], *np.ones((3, 3))).y).sum() == 4
+    assert np.isnan(reference.forward_training(x, one, one).saved_mean).tolist() == [[False, False, True]]
+    assert np.isnan(reference.backward(x, x, one).dbias).tolist() == [[False, False, True]]
+    for arrays, count in (((x, one, one, one, one), 1), ((np.ones((4, 3)), x[1], one, one, one), 4)):
+        assert np.isnan(reference.forward_inference(*arrays).y).sum() == count
     assert sum(np.isnan(b.arrays[0]).sum() for b in reference.iterate_blocks((x,), Mode.SPATIAL)) == 1
 
 
@@ -405,31 +402,25 @@ def test_blending(mode, alpha, beta, blocks):
     scale, bias, mean = (random(small, seed=i) for i in (3, 4, 5))
     variance = random(small, seed=6) ** 2
     prior = laid_out(random(shape, np.float32, 7), "reversed")
-    prior_scale, prior_bias = random(small, np.float32, 8), random(small, np.float32, 9)
+    small_priors = [random(small, np.float32, 8), random(small, np.float32, 9)]
     if beta == 0:  # must not be read
-        prior, prior_scale, prior_bias = (np.full_like(a, np.nan) for a in (prior, prior_scale, prior_bias))
+        prior, *small_priors = (np.full_like(a, np.nan) for a in (prior, *small_priors))
 
-    of_data, of_parameters = (alpha, beta), (alpha - 3, 2 * beta)
-
-    def calls(**priors):
-        p = {"alpha": alpha, "beta": beta, "mode": mode}
-        q = p | dict(zip(("alpha_param", "beta_param"), of_parameters, strict=True))
-        q |= {"prior_dx": prior, "prior_dscale": prior_scale, "prior_dbias": prior_bias} if priors else {}
+    def results(of_data=(1.0, 0.0), of_parameters=(1.0, 0.0), prior=None, small_priors=(None, None)):
+        p = {"mode": mode, "alpha": of_data[0], "beta": of_data[1]}
+        q = p | {"alpha_param": of_parameters[0], "beta_param": of_parameters[1]}
+        q |= {"prior_dx": prior, "prior_dscale": small_priors[0], "prior_dbias": small_priors[1]}
         return (
-            reference.forward_training(x, scale, bias, **p, **priors).y,
-            reference.forward_inference(x, scale, bias, mean, variance, **p, **priors).y,
+            reference.forward_training(x, scale, bias, prior=prior, **p).y,
+            reference.forward_inference(x, scale, bias, mean, variance, prior=prior, **p).y,
             *reference.backward(x, dy, scale, **q),
         )
 
-    plain = (
-        reference.forward_training(x, scale, bias, mode=mode).y,
-        reference.forward_inference(x, scale, bias, mean, variance, mode=mode).y,
-        *reference.backward(x, dy, scale, mode=mode),
-    )
-    old = (prior, prior, prior, prior_scale, prior_bias)
-    factors = (of_data, of_data, of_data, of_parameters, of_parameters)
-    for priors in ({"prior": prior}, {}) if beta == 0 else ({"prior": prior},):  # which may be left out
-        for got, result, before, (a, b) in zip(calls(**priors), plain, old, factors, strict=True):
+    of_data, of_parameters = (alpha, beta), (alpha - 3, 2 * beta)
+    old, factors = (prior, prior, prior, *small_priors), [of_data] * 3 + [of_parameters] * 2
+    for priors in ((prior, small_priors), ())[: 1 + (beta == 0)]:  # which may be left out
+        blended = results(of_data, of_parameters, *priors)
+        for got, result, before, (a, b) in zip(blended, results(), old, factors, strict=True):
             close(got, a * result + (b * before if b else 0.0), 10 * np.max(np.abs(result)))
             assert np.all(np.isfinite(got))
 

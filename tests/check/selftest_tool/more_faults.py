@@ -2,7 +2,9 @@
 
 import numpy as np
 
+from pybnorm.check.language import calls
 from pybnorm.check.language.calls import COMPOSED
+from pybnorm.check.language.problem import Problem
 from pybnorm.check.selftest.faults import (
     GAPS,
     Fault,
@@ -48,95 +50,55 @@ class FaultyCalls(Faulty, Activated, Composed):
         return lambda **named: self.through(found, named)
 
 
-_FROM_X = ("frozen", "training_grad", "backward_reduce", "backward_elemt", "elemt", "sync_train", "sync_backward")
-_FROM_DY = tuple(word for word in _FROM_X if word not in ("elemt", "sync_train"))
-_TO_DX = tuple(word for word in _FROM_DY if word != "backward_reduce")
-_TO_Y = ("elemt", "sync_train")
-_TO_DSCALE = tuple(word for word in _FROM_DY if word != "backward_elemt")
-_BY_INVERSE = ("backward_reduce", "backward_elemt", "elemt")
-_GATHERED = ("gather_stats,spatial,f32,nchw,4x6,fill=randn", "gather_stats,spatial,f64,nchw,5x3,fill=randn")
+def _beside(line):
+    """Reads beside and writes into each tensor that the call reads; writes beside and leaves each that it writes."""
+    for tensor in calls.tensors(Problem.parse(line)):
+        wrong = {"writes behind": writes(tensor.name, 1), "writes before": writes(tensor.name, -1)}
+        wrong["does not write"] = not_written(tensor.name)
+        if not tensor.written:
+            wrong = {"reads behind": reads(tensor.name, 1), "reads before": reads(tensor.name, -1)}
+            wrong["changes"] = changes(tensor.name)
+        yield from ((f"{line}: {what} {tensor.name}", Fault(change, (line,))) for what, change in wrong.items())
 
 
-def _composed(words, dtypes=("f32",), rest=""):
-    return tuple(f"{word},spatial,{dtype},nchw,4x6x3x5,fill=randn{rest}" for word in words for dtype in dtypes)
+def _lines(words, of="f32,nchw,4x6x3x5,fill=randn"):
+    return tuple(f"{word},spatial,{of}" for word in words)
 
 
-_EACH = ("f32", "f16", "bf16")
-_FUSED = tuple(
-    f"{o},spatial,{d},nchw,4x6x3x5,fill=randn,activation={a},residual=1"
-    for o, a in (("train", "relu"), ("train", "clamp"), ("infer", "clipped_relu"))
-    for d in ("f32", "bf16")
+def _shared(line, one, other):
+    return {f"{line}: {one} has the memory of {other}": Fault(shares(one, other), (line,))}
+
+
+_FROM_X = tuple(word for word in COMPOSED if word != "gather_stats")
+_GATHERED = "gather_stats,spatial,f32,nchw,4x6,fill=randn"
+_FUSED = "spatial,{},nchw,4x6x3x5,fill=randn,activation={},residual=1"
+_FUSED_LINES = (
+    f"train,{_FUSED.format('f32', 'relu')}",
+    f"train,{_FUSED.format('bf16', 'clamp')}",
+    f"infer,{_FUSED.format('bf16', 'clipped_relu')}",
 )
-_MASKED = tuple(f"backward,spatial,{d},nchw,4x6x3x5,fill=randn,activation=relu,residual=1" for d in ("f32", "bf16"))
+_MASKED = tuple(f"backward,{_FUSED.format(dtype, 'relu')}" for dtype in ("f32", "bf16"))
+_SECOND = tuple(f"{line},repeats=2" for line in _lines(_FROM_X))
+_LESS = tuple(word for word in _FROM_X if word != "backward_reduce")
+_MISALIGNED = "bf16,nchw,4x6x3x5,fill=randn,misalign=1"
 FAULTS = {
     "the gradient passes a ReLU at 0": Fault(
-        _mask_with_zero,
-        tuple(
-            f"backward,spatial,{d},nchw,8x6x4x6,fill=randn,activation=relu,residual=1" for d in ("f32", "f16", "bf16")
-        ),
+        _mask_with_zero, tuple(line.replace("4x6x3x5", "8x6x4x6") for line in _MASKED)
     ),
-    "reads one element behind the residual": Fault(reads("z", 1), _FUSED),
-    "reads one element before the residual": Fault(reads("z", -1), _FUSED),
-    "writes into the residual": Fault(changes("z"), _FUSED),
-    "takes the residual of the image before": Fault(changes_input("z", lambda a: np.roll(a, 1, axis=0)), _FUSED),
-    "reads one element behind forward's result": Fault(reads("y", 1), _MASKED),
-    "writes into forward's result": Fault(changes("y"), _MASKED),
+    "takes the residual of the image before": Fault(changes_input("z", lambda a: np.roll(a, 1, axis=0)), _FUSED_LINES),
     "takes forward's result of the image before": Fault(changes_input("y", lambda a: np.roll(a, 1, axis=0)), _MASKED),
-    "gradient of the residual not written": Fault(not_written("dz"), _MASKED),
-    "writes one element behind the residual's gradient": Fault(writes("dz", 1), _MASKED),
-    "gradient of the residual has the memory of dx": Fault(shares("dz", "dx"), _MASKED),
     "writes into dy where it masks it": Fault(_masks_dy, _MASKED),
-    "composed: reads one element behind x": Fault(reads("x", 1), _composed(_FROM_X, _EACH)),
-    "composed: reads one element before x": Fault(reads("x", -1), _composed(_FROM_X, _EACH)),
-    "composed: reads one element behind dy": Fault(reads("dy", 1), _composed(_FROM_DY)),
-    "composed: reads one element before dy": Fault(reads("dy", -1), _composed(_FROM_DY)),
-    "composed: reads one element behind a given mean": Fault(reads("mean", 1), _composed((*_TO_DX[:2], *_BY_INVERSE))),
-    "composed: reads one element behind a given inverse": Fault(reads("inv_variance", 1), _composed(_BY_INVERSE)),
-    "composed: reads one element behind a given sum": Fault(reads("sum_dy", 1), _composed(("backward_elemt",))),
-    "composed: reads one element behind the ranks' means": Fault(reads("means", 1), _GATHERED),
-    "composed: reads one element before the ranks' squares": Fault(reads("m2s", -1), _GATHERED),
-    "composed: reads the gaps of a strided tensor": Fault(
-        reads_gap, tuple(f"{word},spatial,f32,{GAPS}" for word in _FROM_X)
-    ),
-    "composed: writes one element behind dx": Fault(writes("dx", 1), _composed(_TO_DX, _EACH)),
-    "composed: writes one element before y": Fault(writes("y", -1), _composed(_TO_Y, _EACH)),
-    "composed: writes one element behind dbias": Fault(writes("dbias", 1), _composed(_TO_DSCALE)),
-    "composed: writes one element behind the sum of dy x": Fault(
-        writes("sum_dy_xmu", 1), _composed(("backward_reduce",))
-    ),
-    "composed: writes one element behind the saved mean": Fault(writes("saved_mean", 1), _composed(("sync_train",))),
-    "composed: writes one element behind the merged inverse": Fault(writes("inv_variance", 1), _GATHERED),
-    "composed: writes into x": Fault(changes("x"), _composed(_FROM_X)),
-    "composed: writes into dy": Fault(changes("dy"), _composed(_FROM_DY)),
-    "composed: writes into a given mean": Fault(changes("mean"), _composed((*_TO_DX[:2], *_BY_INVERSE))),
-    "composed: writes into the saved mean": Fault(changes("saved_mean"), _composed(("sync_backward",))),
-    "composed: writes into the ranks' squares": Fault(changes("m2s"), _GATHERED),
-    "composed: result not written": Fault(not_written("y", "dx", "sum_dy"), _composed(_FROM_X)),
-    "composed: merged mean not written": Fault(not_written("mean"), _GATHERED),
-    "composed: dscale not written": Fault(not_written("dscale"), _composed(_TO_DSCALE)),
-    "composed: running statistics not written": Fault(
-        not_written("running_mean", "running_variance"), (*_composed(("sync_train",)), *_GATHERED)
-    ),
-    "composed: second call is wrong": Fault(second_call, (*_composed(_FROM_X, rest=",repeats=2"),)),
-    "composed: dscale has the memory of dbias": Fault(shares("dscale", "dbias"), _composed(_TO_DSCALE)),
-    "composed: the sum of dy has the memory of that of dy x": Fault(
-        shares("sum_dy", "sum_dy_xmu"), _composed(("backward_reduce",))
-    ),
-    "composed: running mean has the memory of the saved mean": Fault(
-        shares("running_mean", "saved_mean"), _composed(("sync_train",))
-    ),
-    "composed: merged mean has the memory of the variance": Fault(shares("mean", "variance"), _GATHERED),
-    "composed: reads from the aligned address before x": Fault(
-        aligned(16, skips=False), _composed(_FROM_X, ("f32", "bf16"), ",misalign=1")
-    ),
-    "composed: leaves out what lies before an aligned address": Fault(
-        aligned(16, skips=True),
-        _composed(tuple(word for word in _FROM_X if word != "backward_reduce"), ("f32", "bf16"), ",misalign=1"),
-    ),
-    "composed: takes channels-last memory for channels-first": Fault(
-        other_order("x"), tuple(line.replace("nchw", "nhwc") for line in _composed(_FROM_X))
-    ),
-    "composed: takes strided memory for packed": Fault(
-        other_order("x"), tuple(f"{word},spatial,f32,{GAPS}" for word in _FROM_X)
-    ),
+    "reads the gaps of a strided tensor": Fault(reads_gap, _lines(_FROM_X, f"f32,{GAPS}")),
+    "second call is wrong": Fault(second_call, _SECOND),
+    "reads from the aligned address before x": Fault(aligned(16, skips=False), _lines(_FROM_X, _MISALIGNED)),
+    "leaves out what lies before an aligned address": Fault(aligned(16, skips=True), _lines(_LESS, _MISALIGNED)),
+    "takes channels-last for channels-first": Fault(other_order("x"), _lines(_FROM_X, "f32,nhwc,4x6x3x5,fill=randn")),
+    "takes strided memory for packed": Fault(other_order("x"), _lines(_FROM_X, f"f32,{GAPS}")),
+    **_shared(_MASKED[0], "dz", "dx"),
+    **_shared(*_lines(["frozen"]), "dscale", "dbias"),
+    **_shared(*_lines(["backward_reduce"]), "sum_dy", "sum_dy_xmu"),
+    **_shared(*_lines(["sync_train"]), "running_mean", "saved_mean"),
+    **_shared(_GATHERED, "mean", "variance"),
 }
+for _line in (*_lines(_FROM_X), _GATHERED, *_FUSED_LINES, *_MASKED):
+    FAULTS |= dict(_beside(_line))
