@@ -19,6 +19,7 @@ from pybnorm.check.judging.bounds import (
     depth,
     expect,
     judge,
+    precision,
     tiers,
     untrusted,
 )
@@ -176,7 +177,11 @@ def test_every_bound_is_the_derived_one(dtype, options, tier):
         np.testing.assert_allclose(part.classes[0][0].ravel(), bounds, rtol=1e-9)
 
 
-def test_depth_of_a_sum():
+def test_symbols():
+    single = (2.0**-24, 2.0**-8, 2.0**-24, 2.0**-126, 2.0**-126, 3.3895313892515355e38)
+    assert precision(DataType.BFLOAT16)[:6] == single
+    assert precision(DataType.FLOAT16).max_out == 65504
+    assert precision(DataType.FLOAT64).u_param == 2.0**-53
     assert [depth(m) for m in (1, 32, 64, 65, 100, 10000)] == [1, 32, 64, 65, 65, 416]
 
 
