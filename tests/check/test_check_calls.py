@@ -2,16 +2,18 @@
 
 import numpy as np
 import pytest
+from selftest_tool.composed import Composed
 from simulated import Kernels, array_of, session
 
 from pybnorm import _core, devices
+from pybnorm._arrays import as_buffer
 from pybnorm.check.judging.bounds import Status
 from pybnorm.check.language import calls
 from pybnorm.check.language.data import Inputs
 from pybnorm.check.language.problem import OPERATIONS, Problem
 from pybnorm.check.run.runner import Session, run_case
 from pybnorm.check.run.session import open_session
-from pybnorm.enums import Capability, Mode
+from pybnorm.enums import Capability
 from pybnorm.errors import ArgumentError
 
 
@@ -87,20 +89,16 @@ def test_onednn_computes_in_place_and_callers_are_still_refused(load_library, wo
             getattr(here.handle, calls.METHODS[problem.operation])(**arrays)
 
 
-class FromInverse(Kernels):
-    """Inference from the inverse standard deviation, which it takes for a variance if told to."""
+class FromInverse(Composed):
+    forward_inference_inv_variance = Composed.elemt
 
-    def __init__(self, fault=False):
-        super().__init__()
-        self.fault = fault
 
-    def forward_inference_inv_variance(self, x, scale, bias, y, mean, inv_variance, *, alpha, beta, axis):
-        mode = Mode.SPATIAL if axis == 1 else Mode.PER_ACTIVATION
-        rows = self.rows(array_of(x), mode)
-        mean, inverse, scale, bias = (self.parameter(b, rows.dtype.type) for b in (mean, inv_variance, scale, bias))
-        if self.fault:
-            inverse = 1 / np.sqrt(inverse + rows.dtype.type(1e-5))
-        self.store(y, self.normalize(rows, mean, inverse, scale, bias), mode, alpha, beta)
+class FromVariance(Composed):
+    """Takes the inverse standard deviation for a variance."""
+
+    def forward_inference_inv_variance(self, *, inv_variance, **given):
+        taken = 1 / np.sqrt(array_of(inv_variance) + np.float32(1e-5))
+        self.elemt(inv_variance=as_buffer(taken, "inv_variance"), **given)
 
 
 @pytest.mark.parametrize("fill", ["exact", "randn"])
@@ -109,7 +107,7 @@ def test_inference_from_the_inverse_standard_deviation(load_library, mode, fill)
     problem = Problem.parse(f"infer,{mode},f32,nchw,8x6x5x7,fill={fill},inverse=1,alpha=2,beta=0.5")
     place = devices.device_for(1)
     assert run_case(problem, Session("onednn", FromInverse(), place)).status == Status.PASS
-    wrong = run_case(problem, Session("onednn", FromInverse(fault=True), place))
+    wrong = run_case(problem, Session("onednn", FromVariance(), place))
     assert [(v.output, v.status) for v in wrong.verdicts] == [("y", Status.FAIL)]
     assert run_case(problem, Session("onednn", Kernels(), place)).status == Status.UNSUPPORTED
     load_library("onednn")
