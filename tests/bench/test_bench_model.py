@@ -2,6 +2,7 @@
 
 import json
 import re
+import types
 from pathlib import Path
 
 import pytest
@@ -136,16 +137,13 @@ def test_the_device_bench_takes_the_backend_that_is_here(monkeypatch):
     assert device.BACKENDS
     asked, present = [], set()
 
-    class Handle:
-        def __init__(self, name):
-            asked.append(name)
-            if name not in present:
-                raise pybnorm.NotInitializedError(backend=name, function="create", status=1, status_name="none")
+    def opened(name):
+        asked.append(name)
+        if name not in present:
+            raise pybnorm.NotInitializedError(backend=name, function="create", status=1, status_name="none")
+        return types.SimpleNamespace(close=print)
 
-        def close(self):
-            pass
-
-    monkeypatch.setattr(pybnorm, "Handle", Handle)
+    monkeypatch.setattr(pybnorm, "Handle", opened)
     for names, right in ((("cudnn", "onednn"), "cudnn"), (("onednn",), "onednn")):
         asked.clear()
         present.clear()

@@ -112,7 +112,7 @@ def test_running_statistics_are_two_and_of_one_memory_each(torch):
             pybnorm.torch.batch_norm(torch.ones(4, 2), **shared, training=True)
         with pytest.raises(pybnorm.ArgumentError, match=r"^running_(var|mean): got .?None"):
             pybnorm.torch.batch_norm(torch.randn(4, 2), **usual | {name: None}, training=True)
-    one = torch.zeros(1).expand(1), torch.ones(1).expand(1)
+    one = [made(1).as_strided((1,), (0,)) for made in (torch.zeros, torch.ones)]
     pybnorm.torch.batch_norm(torch.arange(4.0).view(4, 1), *one, training=True)
 
 

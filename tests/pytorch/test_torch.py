@@ -206,20 +206,13 @@ def test_ranks_are_checked(torch, ours, device):
     assert ours.BatchNorm1d(5).to(device)(randn(torch, (6, 5), device)).shape == (6, 5)
 
 
-def model(torch, device):
-    nn = torch.nn
-    torch.manual_seed(1)
-    inner = nn.Sequential(nn.Conv2d(6, 4, 1), nn.BatchNorm2d(4, momentum=None), nn.ReLU())
-    return nn.Sequential(
-        nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6, eps=1e-3), nn.ReLU(), inner, nn.Flatten(), nn.Linear(4 * 16, 8),
-        nn.BatchNorm1d(8, affine=False),
-    ).to(device)  # fmt: skip
-
-
 def test_convert_switches_a_model_and_keeps_all_else(torch, ours, device):
-    theirs = model(torch, device)
+    torch.manual_seed(1)
+    inner = torch.nn.Sequential(torch.nn.Conv2d(6, 4, 1), torch.nn.BatchNorm2d(4, momentum=None), torch.nn.Flatten())
+    first = torch.nn.Conv2d(3, 6, 3), torch.nn.BatchNorm2d(6, eps=1e-3)
+    theirs = torch.nn.Sequential(*first, inner, torch.nn.BatchNorm1d(64, affine=False)).to(device)
     theirs[1].weight.requires_grad_(False)
-    theirs[3][1].eval()
+    theirs[2][1].eval()
     mine = copy.deepcopy(theirs)
     seen = []
     mine[1].register_forward_hook(lambda module, given, result: seen.append(type(module)))
@@ -262,12 +255,6 @@ def test_convert_leaves_subclasses_alone_and_names_bad_arguments(torch, ours):
 
 
 def test_autocast_leaves_the_dtype_of_the_input(torch, ours, device):
-    backend = "onednn" if device == "cpu" else "miopen" if getattr(torch.version, "hip", None) else "cudnn"
-    support, reason = pybnorm.capability(
-        backend, "forward_training", "spatial", "bf16", pybnorm.Layout.CHANNELS_FIRST, 4
-    )
-    if not support:
-        pytest.skip(reason)
     module = ours.BatchNorm2d(5).to(device)
     x = randn(torch, SHAPES[2], device)
     with torch.autocast(device, dtype=torch.bfloat16):
@@ -278,26 +265,6 @@ def test_autocast_leaves_the_dtype_of_the_input(torch, ours, device):
     assert module.weight.grad.dtype == torch.float32
     right = torch.nn.functional.batch_norm(x.bfloat16().float(), None, None, None, None, True)
     assert (y.float() - right).abs().max() < 0.05
-
-
-def test_another_stream_is_followed_forward_and_backward(torch, ours, device):
-    if device != "cuda":
-        pytest.skip("the CPU has no streams")
-    theirs, mine = pair(torch, ours, 2, device)
-    x = randn(torch, (16, 5, 64, 64), device)
-    stream = torch.cuda.Stream()
-    for _ in range(3):
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            leaf = (x * 2).requires_grad_()
-            y = mine(leaf)
-            y.square().sum().backward()
-        torch.cuda.current_stream().wait_stream(stream)
-        right = (x * 2).requires_grad_()
-        wanted = theirs(right)
-        wanted.square().sum().backward()
-        assert close(y, wanted)
-        assert close(leaf.grad, right.grad, 10)
 
 
 def test_nothing_else_imports_pytorch(tmp_path):
