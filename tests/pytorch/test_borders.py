@@ -1,6 +1,7 @@
 """PyTorch's tensors in calls that have no gradients: what is refused at every call, and what autograd is told."""
 
 import functools
+import types
 
 import numpy as np
 import pytest
@@ -77,7 +78,7 @@ def roads_with_memory(torch, handle, x, one, zero):
     reserve = torch.full((1 << 14,), 2, dtype=torch.uint8)
     inference = handle.plan_forward_inference(tensors_like(x))
     training = handle.plan_forward_training(tensors_like(x))
-    synchronized = sync.SyncBatchNorm(handle, Mirror(torch), 1)
+    synchronized = sync.SyncBatchNorm(handle, mirror(torch), 1)
     staged = layer.BatchNorm.spatial(handle)
     staged.stage(x)
     free = torch.empty(3, 1), torch.empty(1)
@@ -119,25 +120,17 @@ def roads_with_memory(torch, handle, x, one, zero):
     }
 
 
-class Mirror:
+def mirror(torch):
     """A communicator of two ranks, of which the other does the same."""
-
-    rank, size, devices = 0, 2, (1,)
-
-    def __init__(self, torch):
-        self.torch = torch
-
-    def vector(self, values, device_type, stream):
-        return self.torch.from_numpy(values.copy())
-
-    def all_gather(self, send, received, stream):
-        received.view(2, -1).copy_(send)
-
-    def all_reduce(self, send, received, stream):
-        received.copy_(2 * send)
-
-    def read(self, vector, out, stream):
-        out[...] = vector.numpy().reshape(out.shape)
+    return types.SimpleNamespace(
+        rank=0,
+        size=2,
+        devices=(1,),
+        vector=lambda values, *_: torch.from_numpy(values.copy()),
+        all_gather=lambda send, received, _: received.view(2, -1).copy_(send),
+        all_reduce=lambda send, received, _: received.copy_(2 * send),
+        read=lambda vector, out, _: np.copyto(out, vector.numpy().reshape(out.shape)),
+    )
 
 
 def miopen_call(torch, handle, x, one, zero, y):

@@ -137,20 +137,16 @@ def test_a_transform_is_that_of_the_formula(torch, ours, name, kind, training, p
     assert float((got.double() - wanted).abs().max()) <= tolerance * scale
 
 
-@pytest.mark.parametrize("kind", ["function", "module"])
-@pytest.mark.parametrize("name", ["jvp", "jacfwd", "linearize"])
-def test_forward_mode_is_an_error(torch, ours, name, kind):
-    case = Case(torch, ours, kind, True, "constants", torch.float32, 1)
-    calls = {
-        "jvp": lambda: torch.func.jvp(case.loss, (case.x,), (case.u,)),
-        "jacfwd": lambda: torch.func.jacfwd(case.loss)(case.x),
-        "linearize": lambda: torch.func.linearize(case.loss, case.x)[1](case.u),
-    }
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        calls[name]()
-
-
-def test_forward_mode_is_pytorchs_where_it_is_installed(torch, ours):
+def test_forward_mode_is_an_error_or_pytorchs_where_it_is_installed(torch, ours):
+    for kind in ("function", "module"):
+        case = Case(torch, ours, kind, True, "constants", torch.float32, 1)
+        for call in (
+            lambda f, x, u: torch.func.jvp(f, (x,), (u,)),
+            lambda f, x, u: torch.func.jacfwd(f)(x),
+            lambda f, x, u: torch.func.linearize(f, x)[1](u),
+        ):
+            with pytest.raises((RuntimeError, NotImplementedError)):
+                call(case.loss, case.x, case.u)
     case = Case(torch, ours, "installed", True, "constants", torch.float64, 1)
     with ours.install():
         got = torch.func.jvp(case.loss, (case.x,), (case.u,))[1]
@@ -191,7 +187,6 @@ def test_gradients_by_running_statistics(torch, ours):
 
     for transform in (
         lambda f: torch.func.grad(f, (0, 1))(mean, variance),
-        lambda f: torch.func.grad(f, 0)(mean, variance),
         lambda f: torch.func.grad(f, 1)(mean, variance),
         lambda f: torch.func.hessian(f, (0, 1))(mean, variance) if f is right else torch.func.jacrev(
             torch.func.jacrev(f, (0, 1)), (0, 1))(mean, variance),

@@ -1,8 +1,10 @@
 """What records, traces, compiles or wraps a model sees its batch norms, cold and warm, or is refused by a sentence."""
 
+import contextlib
 import copy
 import io
 import pickle
+import types
 import zipfile
 from pathlib import Path
 
@@ -24,26 +26,18 @@ def net(torch):
     return made
 
 
-class Model:
-    """A network of one kind, PyTorch's own beside it, and whether the first calls have been made."""
-
-    def __init__(self, torch, ours, kind, training, warm):
-        self.plain = net(torch).train(training)
-        self.model = copy.deepcopy(self.plain)
-        self.installed = ours.install() if kind == "installed" else None
+@contextlib.contextmanager
+def made(torch, ours, kind, training, warm):
+    """A network of one kind, PyTorch's own beside it, and x; warm: the first calls have been made."""
+    plain = net(torch).train(training)
+    model = copy.deepcopy(plain)
+    x = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+    with ours.install() if kind == "installed" else contextlib.nullcontext():
         if kind != "installed":
-            ours.convert(self.model, fuse=kind == "fused")
-        self.x = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(1))
-        if warm:
-            for _ in range(2):
-                self.model(self.x), self.plain(self.x)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        if self.installed is not None:
-            self.installed.remove()
+            ours.convert(model, fuse=kind == "fused")
+        for _ in range(2 * warm):
+            model(x), plain(x)
+        yield types.SimpleNamespace(plain=plain, model=model, x=x)
 
 
 @pytest.fixture(params=[False, True], ids=["cold", "warm"])
@@ -95,7 +89,7 @@ def test_the_result_is_pytorchs(torch, ours, name, kind, training, warm):
         pytest.skip(f"{name}: of a model in training is not what anybody deploys")
     if name == "pickle" and kind == "fused":
         pytest.skip("fused: a rewritten forward is not pickled; unconvert first")
-    with Model(torch, ours, kind, training, warm) as m:
+    with made(torch, ours, kind, training, warm) as m:
         got = RUNS[name](torch, m.model, m.x)
         if name.startswith("compile"):
             torch._dynamo.reset()
@@ -115,13 +109,13 @@ def test_a_dispatch_mode_sees_each_batch_norm(torch, ours, kind, warm):
             return function(*args, **(kwargs or {}))
 
     seen = []
-    with Model(torch, ours, kind, False, warm) as m, torch.no_grad(), Log():
+    with made(torch, ours, kind, False, warm) as m, torch.no_grad(), Log():
         m.model(m.x)
     assert sum("batch_norm" in name for name in seen) == 2
 
 
 def test_functionalize_has_no_rule_for_functions_of_autograd(torch, ours):
-    with Model(torch, ours, "installed", False, False) as m:
+    with made(torch, ours, "installed", False, False) as m:
         same(torch, torch.func.functionalize(m.model)(m.x), m.plain(m.x))
     with pytest.raises(RuntimeError, match="Functionalize"):
         torch.func.functionalize(ours.convert(net(torch)))(m.x)
@@ -131,7 +125,7 @@ def test_functionalize_has_no_rule_for_functions_of_autograd(torch, ours):
 def test_fake_and_meta_tensors(torch, ours, kind, warm):
     from torch._subclasses import FakeTensorMode
 
-    with Model(torch, ours, kind, True, warm) as m:
+    with made(torch, ours, kind, True, warm) as m:
         wanted = m.model(m.x).shape
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
             assert m.model(mode.from_tensor(m.x)).shape == wanted
@@ -141,7 +135,7 @@ def test_fake_and_meta_tensors(torch, ours, kind, warm):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_written_down_has_pytorchs_batch_norm(torch, ours, kind):
     """So that it runs where there is no pybnorm."""
-    with Model(torch, ours, kind, False, False) as m:
+    with made(torch, ours, kind, False, False) as m:
         exported = str(torch.export.export(m.model, (m.x,)).graph)
         torch.jit.save(torch.jit.trace(m.model, m.x), file := io.BytesIO())
         wanted = m.plain(m.x)
@@ -159,7 +153,7 @@ def test_onnx_has_pytorchs_batch_norm(torch, ours, kind, dynamo):
     onnx = pytest.importorskip("onnx", reason="onnx is not installed")
     if dynamo:
         pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-    with Model(torch, ours, kind, False, False) as m:
+    with made(torch, ours, kind, False, False) as m:
         file = io.BytesIO()
         if dynamo:
             torch.onnx.export(m.model, (m.x,), dynamo=True).save(file)
@@ -172,7 +166,7 @@ def test_onnx_has_pytorchs_batch_norm(torch, ours, kind, dynamo):
 @pytest.mark.parametrize("kind", ["converted", "fused"])
 @pytest.mark.parametrize("name", ["jit.script", "symbolic_trace"])
 def test_what_reads_the_source_gets_pytorchs_modules(torch, ours, kind, name):
-    with Model(torch, ours, kind, False, False) as m:
+    with made(torch, ours, kind, False, False) as m:
         read = {"jit.script": torch.jit.script, "symbolic_trace": torch.fx.symbolic_trace}[name]
         with pytest.raises(Exception, match="unconvert"):
             read(m.model)

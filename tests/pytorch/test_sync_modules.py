@@ -16,19 +16,14 @@ SECONDS = 280
 
 def size_of(torch, backend):
     """The number of ranks over a backend of ``torch.distributed``, or a skip."""
-    there = torch.distributed.is_available()
-    if backend == "gloo":
-        if not (there and torch.distributed.is_gloo_available()):
-            pytest.skip("this PyTorch has no gloo")
-        return 3
-    devices = torch.cuda.device_count()
-    reason = "this PyTorch has no NCCL" if not (there and torch.distributed.is_nccl_available()) else None
-    reason = reason or (f"ranks over NCCL need 2 GPUs, and PyTorch finds {devices}" if devices < 2 else None)
-    if reason and os.environ.get("PYBNORM_REQUIRE_SECOND_DEVICE"):
+    distributed, devices = torch.distributed, torch.cuda.device_count() if backend == "nccl" else 3
+    there = distributed.is_available() and getattr(distributed, f"is_{backend}_available")()
+    if there and devices > 1:
+        return min(devices, 3)
+    reason = f"ranks over {backend} need 2 devices, and PyTorch finds {devices}" if there else f"no {backend} here"
+    if backend == "nccl" and os.environ.get("PYBNORM_REQUIRE_SECOND_DEVICE"):
         pytest.fail(f"PYBNORM_REQUIRE_SECOND_DEVICE is set but: {reason}")
-    if reason:
-        pytest.skip(reason)
-    return min(devices, 3)
+    pytest.skip(reason)
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
