@@ -34,7 +34,6 @@ CASES = {
     "volumes, far": {"space": (3, 2, 4), "offset": 1000.0},
     "one row each": {"rows": (1, 1, 1), "space": (2,)},
 }
-STEPS = 2
 
 
 def randn(seed, *shape):
@@ -111,7 +110,7 @@ class Rank:
 def steps(module, case, size, part=slice(None), wide=False, device="cpu"):
     """(y, dx, gradients of parameters, buffers) of each step, of some rows; `wide`: in float64."""
     found = []
-    for step in range(STEPS):
+    for step in range(2):
         x, dy = ((t[part].double() if wide else t[part]).to(device) for t in batch(case, size, step))
         module.zero_grad()
         leaf = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()

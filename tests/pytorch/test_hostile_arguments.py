@@ -159,9 +159,3 @@ def test_an_average_of_batches_without_statistics_is_the_batch_alone(torch):
         made.append(module(x))
         assert module.num_batches_tracked == 1
     torch.testing.assert_close(*made)
-
-
-def test_unconvert_leaves_nothing_of_the_ranks(torch):
-    module = pybnorm.torch.convert(torch.nn.SyncBatchNorm(3))
-    module.__dict__["_joined"] = {}
-    assert "_joined" not in vars(pybnorm.torch.unconvert(module))

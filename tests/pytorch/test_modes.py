@@ -182,3 +182,6 @@ def test_unconvert_gives_pytorchs_modules(torch, ours):
     )
     with pytest.raises(pybnorm.ArgumentTypeError):
         ours.unconvert(3)
+    synchronized = ours.convert(torch.nn.SyncBatchNorm(3))
+    synchronized.__dict__["_joined"] = {}
+    assert "_joined" not in vars(ours.unconvert(synchronized))  # nothing of the ranks
