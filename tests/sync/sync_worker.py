@@ -158,7 +158,7 @@ class Context:
             return array.cpu().view(self.torch.int16).numpy().view(ml_dtypes.bfloat16)
         return array.cpu().numpy()
 
-    def memory(self, nbytes=1 << 16):
+    def memory(self, nbytes=1 << 20):
         """Bytes aligned to 64; None for 0."""
         if self.gpu:
             return self.torch.full((nbytes,), 0xA5, dtype=self.torch.uint8, device="cuda") if nbytes else None
@@ -525,13 +525,8 @@ def connect(kind, rank, size, folder):
     if kind in ("gloo", "nccl"):
         if kind == "nccl":
             torch.cuda.set_device(rank)
-        dist.init_process_group(
-            kind,
-            init_method=f"file://{folder}/store",
-            rank=rank,
-            world_size=size,
-            timeout=datetime.timedelta(seconds=TIMEOUT),
-        )
+        place = {"init_method": f"file://{folder}/store", "rank": rank, "world_size": size}
+        dist.init_process_group(kind, **place, timeout=datetime.timedelta(seconds=TIMEOUT))
         return dist.group.WORLD
     torch.cuda.set_device(rank)
     store = dist.FileStore(f"{folder}/store", size)
