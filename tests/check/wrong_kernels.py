@@ -142,7 +142,6 @@ Two = of("results", lambda found: (found["y"], found["saved_mean"]))
 Nothing = of("results", lambda found: None)
 Less = of("results", lambda found: {name: value for name, value in found.items() if name != "saved_mean"})
 Crashes = of("results", lambda found: os.abort())
-Hangs = of("results", lambda found: threading.Event().wait())
 
 
 class Raises(Right):
