@@ -253,6 +253,7 @@ def variants(torch):
         "by mode": lambda m, x: (m.relu if m.training else torch.tanh)(m.bn(x)),
         "by type": lambda m, x: m.relu(m.bn(x)) * (1 if isinstance(x, torch.Tensor) else 0),
         "by chance": lambda m, x: m.relu(m.bn(x)) * (float(torch.rand(1)) if m.training else 0.5),
+        "draws": lambda m, x: torch.rand(1) is not None and m.relu(m.bn(x)),
         "by value": lambda m, x: m.relu(m.bn(x)) * (1 if x.sum() > 0 else -1),
     }
     joined = {

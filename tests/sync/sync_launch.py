@@ -56,11 +56,10 @@ def launch(kind, size, folder):
     if kind == "mpi4py":
         commands = [[mpiexec(), "-n", str(size), *worker, "0", *tail]]
     # Open MPI refuses root and more ranks than cores, unless told; MPICH does not know these.
-    environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
+    names = "ALLOW_RUN_AS_ROOT", "ALLOW_RUN_AS_ROOT_CONFIRM", "MCA_rmaps_base_oversubscribe"
+    environment = os.environ | {f"OMPI_{name}": "1" for name in names} | {"OMP_NUM_THREADS": "1"}
     environment |= {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
-    environment |= os.environ | {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMP_NUM_THREADS": "1"}
-    log = folder / "log"
-    with log.open("wb") as out:
+    with (log := folder / "log").open("wb") as out:
         options = {"stdout": out, "stderr": subprocess.STDOUT, "env": environment, "start_new_session": True}
         started = [subprocess.Popen(command, **options) for command in commands]
         try:
