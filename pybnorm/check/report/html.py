@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import os
 import re
@@ -197,22 +198,28 @@ def _details(result: CaseResult) -> list[Block]:
     return blocks
 
 
-def render(template: str, **values: Any) -> str:
-    """A page from a template of this package."""
+@functools.cache
+def _templates() -> Any:
+    """The templates of this package, each compiled once."""
     import jinja2
-    from markupsafe import Markup, escape
 
-    templates = jinja2.Environment(
+    return jinja2.Environment(
         loader=jinja2.PackageLoader("pybnorm.check.report"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+
+
+def render(template: str, **values: Any) -> str:
+    """A page from a template of this package."""
+    from markupsafe import Markup, escape
+
     values |= {name: Markup(values[name]) for name in ("heat_map", "strips", "data") if name in values}
     words: dict[str, Any] = {f.__name__: f for f in (ratio_text, version_text, unrecorded, cases_text)}
     words["breakable"] = lambda case: escape(case).replace(",", Markup(",<wbr>"))  # a line may end behind each word
-    return templates.get_template(template).render(colours=plots.COLOURS, **words, **values)
+    return _templates().get_template(template).render(colours=plots.COLOURS, **words, **values)
 
 
 def _total(backend: str, results: Sequence[CaseResult]) -> dict[str, Any]:
