@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import random_problems
 from judged_calls import case, made
+from random_problems import judged
 from selftest_tool import rows
 from tables import table
 
@@ -136,9 +136,7 @@ def test_the_defect_still_shows(defect, need_device, record_property, monkeypatc
     info, result, another = SEEN.ran(defect, tmp_path)
     assert not info.problem
     if not defect.ways and not defect.refused:  # the library is as it is; a handle that avoids has native compute
-        avoids = random_problems.WAYS["entry"](defect.backend, "avoid_all")
-        with avoids.handle:
-            another = random_problems.run(Problem.parse(defect.case), avoids)
+        (another,) = judged([Problem.parse(defect.case)], "entry", defect.backend, "avoid_all")
     if defect.refused:
         if defect.in_version(version):
             assert (another.status, defect.id in another.message) == (Status.UNSUPPORTED, True), another

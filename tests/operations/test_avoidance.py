@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-import random_problems
+from random_problems import WAYS, judged
 from tables import table
 
 import pybnorm
@@ -39,23 +39,19 @@ train,persistent,f32,nchw,4x3x5x7
 @table("line", MIOPEN.splitlines())
 def test_native_computes_what_miopen_gets_wrong_or_does_not_have(line, need_device):
     need_device("miopen")
-    taken = random_problems.WAYS["plan"]("miopen", "avoid")
-    with taken.handle:
-        result = random_problems.run(Problem.parse(f"{line},fill=randn"), taken)
-    assert (result.status, taken.algorithm) == (Status.PASS, "native"), result
-
-
-@table("line", ["train,peract,f32,nchw,1280x4x1x2,fill=sparse", "train,peract,bf16,nchw,769x16,fill=sparse,factor=1"])
-@table("way", ["entry", "plan", "operations"])
-def test_chained_sums_of_miopen_are_natives_where_a_handle_avoids_all(line, way, need_device):
-    need_device("miopen")
-    taken = random_problems.WAYS[way]("miopen", "avoid_all")
-    with taken.handle:
-        result = random_problems.run(Problem.parse(line), taken)
+    (result,) = judged([Problem.parse(f"{line},fill=randn")], "plan", "miopen", "avoid")
     assert result.status == Status.PASS, result
 
 
-@table("way", ["entry", "plan", "operations"])
+@table("line", ["train,peract,f32,nchw,1280x4x1x2,fill=sparse", "train,peract,bf16,nchw,769x16,fill=sparse,factor=1"])
+@table("way", WAYS)
+def test_chained_sums_of_miopen_are_natives_where_a_handle_avoids_all(line, way, need_device):
+    need_device("miopen")
+    (result,) = judged([Problem.parse(line)], way, "miopen", "avoid_all")
+    assert result.status == Status.PASS, result
+
+
+@table("way", WAYS)
 @table("backend, line", [
     ("onednn", "train,spatial,f64,nchw,4x3x5x7,beta=0.5"),
     ("onednn", "backward,peract,f64,nhwc,4x3x5x7"),
@@ -66,9 +62,7 @@ def test_what_a_library_does_not_have_is_natives_where_the_handle_avoids(backend
     need_device(backend)
     problem = Problem.parse(f"{line},fill=randn")
     for policy, status in (("avoid", Status.PASS), ("ignore", Status.UNSUPPORTED)):
-        taken = random_problems.WAYS[way](backend, policy)
-        with taken.handle:
-            result = random_problems.run(problem, taken)
+        (result,) = judged([problem], way, backend, policy)
         copied = way == "operations" and "strides" in line  # packed copies are an operation's own
         assert result.status == (Status.PASS if copied else status), result
         assert ("Handle(known_defects='avoid') has native compute it" in result.message) == (
@@ -104,16 +98,14 @@ def only_defect(monkeypatch, predicate, **facts):
     monkeypatch.setattr(defects, "DEFECTS", (made,))
 
 
-@table("way", ["entry", "plan", "operations"])
+@table("way", WAYS)
 @table("line", [*LINES.splitlines(), GAPS])
 def test_a_handle_that_avoids_has_native_compute_what_is_wrong(line, way, monkeypatch, load_library):
     load_library("onednn")
     only_defect(monkeypatch, many)
     problem = Problem.parse(f"{line},fill=randn")
     assert many(problem)
-    taken = random_problems.WAYS[way]("onednn", "avoid")
-    with taken.handle:
-        result = random_problems.run(problem, taken)
+    (result,) = judged([problem], way, "onednn", "avoid")
     assert result.status == Status.PASS, result
 
 
@@ -176,9 +168,7 @@ def test_a_weakness_is_avoided_where_a_handle_avoids_all(line, load_library):
     library = load_library("onednn")
     problem = Problem.parse(f"{line},repeats=1")
     weak = defects.known_defects("onednn", problem, library.version)
-    taken = random_problems.WAYS["entry"]("onednn", "avoid_all")
-    with taken.handle:
-        result = random_problems.run(problem, taken)
+    (result,) = judged([problem], "entry", "onednn", "avoid_all")
     assert result.status == Status.PASS, result
     if weak:
         assert max(v.ratios["A"] for v in result.verdicts if v.output not in ("y", "dx")) < 0.5, result
