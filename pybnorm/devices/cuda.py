@@ -107,7 +107,7 @@ def driver() -> str:
 
 
 def _asked(function: str, *arguments: int) -> Any:
-    """What a function of the driver says; None where its status is an error."""
+    """The answer of a function of the driver; None where its status is an error."""
     _cuda_core()
     try:
         status, *found = getattr(importlib.import_module("cuda.bindings.driver"), function)(*arguments)

@@ -61,8 +61,9 @@ def project(pytester, monkeypatch):
     for name in ("PYTEST_ADDOPTS", "PYBNORM_REQUIRE", "PYBNORM_REQUIRE_DEVICE"):
         monkeypatch.delenv(name, raising=False)
     pytester.makepyfile(test_own="def test_own(): pass", openers=OPENERS)
-    pytester.makeini(
-        "[pytest]\naddopts = --strict-config --strict-markers\nfilterwarnings = error\nxfail_strict = true"
+    pytester.makeini(  # other tests may have imported benchmarks
+        "[pytest]\naddopts = --strict-config --strict-markers\nxfail_strict = true\n"
+        "filterwarnings =\n  error\n  ignore:Module already imported:pytest.PytestAssertRewriteWarning"
     )
     return pytester
 

@@ -38,7 +38,9 @@ class Tree:
         self.root, self.bin, self.calls = folder / "tree", folder / "bin", folder / "calls"
         shutil.copytree(ROOT / "ci", self.root / "ci")
         shutil.copytree(ROOT / ".ci", self.root / ".ci")
-        (self.root / "pybnorm").mkdir()
+        suites = self.root / "pybnorm/check/language/suites"
+        suites.mkdir(parents=True)
+        shutil.copy(ROOT / suites.relative_to(self.root) / "bugs.txt", suites)
         self.bin.mkdir()
         self.stand_in(self.bin / "id", "#!/bin/sh\necho 0\n")
 
@@ -144,7 +146,7 @@ def python(tree):
     ("fail", "step"),
     [("uv pip install --quiet -r pyproject.toml", "environment: "), ("no-build-isolation .", "build"), ("mypy", "lint"),
      ("sphinx-build", "documentation"), ("gcc -std", "every C file"), ("tbb", "libraries"),
-     ("pytest --full", "pytest"), ("selftest", "the judge"), ("--suite standard", "the judge")],
+     ("pytest --full", "pytest"), ("selftest", "selftest"), ("--suite standard", "the judge")],
 )  # fmt: skip
 def test_a_failed_step_of_the_checks_is_in_the_last_line(python, fail, step):
     (python.root / "pybnorm/backends").mkdir(exist_ok=True)
