@@ -32,9 +32,11 @@ def test_what_reaches_cudnn(run, fused):
             for shape, dtype in values["cases"]:
                 x = last(tuple(shape), dtype)
                 options = {"activation": "relu" if relu else "none", "z": z, "epsilon": 0.25, "algorithm": "ex"}
+                options |= {} if relu else {"alpha": 2.0, "beta": 3.0}
+                blends = {} if relu else {"alpha_param": 4.0, "beta_param": 5.0}
                 forward = handle.plan_forward_training(x, exponential_average_factor=0.5, **options)
                 forward(**FORWARD, **extra[0])
-                backward = handle.plan_backward(x, **options)
+                backward = handle.plan_backward(x, **options, **blends)
                 backward(**backward_arguments, **extra[1])
                 plans = [[p.algorithm, p.workspace_size, p.reserve_size] for p in (forward, backward)]
                 answers.append([taken(), plans, forward.reason])
@@ -46,6 +48,7 @@ def test_what_reaches_cudnn(run, fused):
     z, relu = fused == "residual", fused != "nothing"
     ops, act = ("nothing", "activation", "residual").index(fused), "act=1,1,0" if relu else "act=-"
     rs, n = ("0x200000", 1024) if z else ("0", 0)
+    blend = ("1,0", "1,0,1,0") if relu else ("2,3", "2,3,4,5")
     y_at, bias = ("0x40000", "0x1001000") if relu else ("0", "0")
     for (shape, dtype), (lines, plans, reason) in zip(cases, answers, strict=True):
         t, p = f"{NUMBERS[dtype]}:{TENSORS[shape]}", "0:1,8,1,1/8,1,1,1"
@@ -54,12 +57,12 @@ def test_what_reaches_cudnn(run, fused):
         assert lines == [
             f"forward workspace mode=2 ops={ops} x={t} z={r} y={t} param={p} {act}",
             *reserve,
-            f"forward mode=2 ops={ops} alpha=1,0 x={t}@0x10000 z={r}@{'0x50000' if z else '0'} y={t}@0x20000 param={p} "
-            "scale=0x1000000 bias=0x1001000 rm=0x1002000 rv=0x1003000 sm=0x1004000 si=0x1005000 ws=0x100000 "
+            f"forward mode=2 ops={ops} alpha={blend[0]} x={t}@0x10000 z={r}@{'0x50000' if z else '0'} y={t}@0x20000 "
+            f"param={p} scale=0x1000000 bias=0x1001000 rm=0x1002000 rv=0x1003000 sm=0x1004000 si=0x1005000 ws=0x100000 "
             f"rs={rs} factor=0.5 epsilon=0.25 sizes=8192,{n} {act}",
             f"backward workspace mode=2 ops={ops} x={t} y={y} dy={t} dz={r} dx={t} param={p} {act}",
             *reserve,
-            f"backward mode=2 ops={ops} alpha=1,0,1,0 x={t}@0x10000 y={y}@{y_at} dy={t}@0x20000 "
+            f"backward mode=2 ops={ops} alpha={blend[1]} x={t}@0x10000 y={y}@{y_at} dy={t}@0x20000 "
             f"dz={r}@{'0x60000' if z else '0'} dx={t}@0x30000 param={p} scale=0x1000000 bias={bias} "
             "dscale=0x1010000 dbias=0x1020000 sm=0x1004000 si=0x1005000 ws=0x100000 "
             f"rs={rs} epsilon=0.25 sizes=8192,{n} {act}",
