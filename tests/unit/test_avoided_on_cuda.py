@@ -10,7 +10,7 @@ NVRTC = """
     #define ANSWER(name, ...) int name(__VA_ARGS__) { return 0; }
     #define SIZE(name) int name(void *program, unsigned long *size) { return *size = 4, 0; }
     #define IMAGE(name) int name(void *program, char *image) { return *image = 0; }
-    int nvrtcVersion(int *major, int *minor) { return *major = 12, *minor = 0; }
+    int nvrtcVersion(int *major, int *minor) { return *major = 14, *minor = 0; }
     const char *nvrtcGetErrorString(int status) { return "an error of the test"; }
     int nvrtcCreateProgram(void **program, const char *source, const char *name, int count, const char *const *headers,
                            const char *const *names) { return *program = &names, 0; }
@@ -60,7 +60,7 @@ def play(child, doubles, computing):
     driver = doubles.plain("libcuda.so.1", "#define DOUBLE_LAUNCHES\n" + (HERE / "cuda.c").read_text())
 
     def behind(script, nvrtc=None):
-        nvrtc = nvrtc or doubles.plain("libnvrtc.so.12", NVRTC)
+        nvrtc = nvrtc or doubles.plain("libnvrtc.so.14", NVRTC)  # newer than any that is known
         variables = {"PYBNORM_LIB_NATIVE_CUDA": nvrtc, "XDG_CACHE_HOME": doubles.folder}
         return child(SCRIPT, script, driver=driver, file=computing, variables=variables)
 

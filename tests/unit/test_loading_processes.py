@@ -3,7 +3,6 @@
 import importlib.metadata
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -98,20 +97,6 @@ def test_a_copy_in_the_process_is_preferred(load, doubles, tmp_path, backend, ne
     assert loaded["attempts"] == [] or newer
     assert loaded["version"] == ([10 if backend == "cudnn" else 4, 0, 0] if newer else VERSIONS[backend])
     assert files == [str(mine)]
-
-
-def test_the_next_nvrtc_is_loaded(load, doubles):
-    native = Path(__file__).parents[2] / "pybnorm" / "backends" / "native"
-    shared = re.findall(r"\bof##(\w+),", (native / "driver.h").read_text())
-    names = {f"nvrtc{name}" for name in shared if name != "Version"}
-    names |= set(re.findall(r"\b(nvrtc\w+),", (native / "cuda.c").read_text()))
-    assert len(names) > 9
-    source = "int nvrtcVersion(int *major, int *minor) { *major = 14, *minor = 1; return 0; }"
-    source += "".join(f"int {name}(void) {{ return 0; }}" for name in names)
-    library = doubles.plain("libnvrtc.so.14", source)
-    loaded = load("native_cuda", first=library)[0]["value"]
-    found = loaded["found_via"], loaded["path"], loaded["version"]
-    assert found == ("already in the process", str(library), [14, 1, 0])
 
 
 @table("status", [0, 1002])
@@ -320,33 +305,6 @@ def test_a_forked_child_is_refused_where_openmp_cannot_be_kept_to_one_thread(chi
 # ---- doubles: the search
 
 
-def test_nothing_anywhere_lists_everything_and_is_not_cached(child, doubles):
-    """With a soname that no machine has: what is installed here cannot answer for the place under test."""
-    library = doubles.build("miopen", soname="libMIOpen.so.987")
-    first, handle, then = child(
-        """
-        import dataclasses, pybnorm
-        from pybnorm import _find
-        folders = (os.getcwd() + "/opt/rocm-*/lib",)
-        _find.SPECS["miopen"] = dataclasses.replace(
-            _find.SPECS["miopen"], sonames=("libMIOpen.so.987",), loaded_names=(), folders=folders
-        )
-        first = attempt(lambda: pybnorm.load("miopen"))
-        handle = attempt(lambda: pybnorm.Handle("miopen"))
-        os.environ["PYBNORM_LIB_MIOPEN"] = values["file"]
-        report([first, handle, attempt(lambda: pybnorm.load("miopen"))])
-        """,
-        file=library,
-    )
-    assert first["error"] == handle["error"] == "LibraryNotFoundError"
-    assert "ImportError" in first["classes"]
-    hows = list(dict.fromkeys(how for how, _, _ in first["attempts"]))
-    assert (hows[:2], hows[-1]) == (["already in the process", "rocm_sdk"], "fixed directory")
-    assert all(f"{how}: {file}: {why}" in first["text"] for how, file, why in first["attempts"])
-    assert "PYBNORM_LIB_MIOPEN" in first["text"]
-    assert then["value"]["found_via"] == "PYBNORM_LIB_MIOPEN"
-
-
 def test_many_threads_load_once(child, doubles):
     answer = child(
         """
@@ -433,17 +391,3 @@ def test_the_real_cudnn_through_pathfinder(load, doubles):
     assert loaded["found_via"] == "cuda.pathfinder"
     assert Path(loaded["path"]).resolve() == Path(path)
     assert loaded["version"][0] == 9
-
-
-def test_the_search_leaves_the_environment_alone(child):
-    answer = child(
-        """
-        before = dict(os.environ)
-        import pybnorm
-        for backend in pybnorm.backends():
-            attempt(lambda: pybnorm.load(backend))
-        report([dict(os.environ) == before, sys.prefix])
-        """,
-        env={},
-    )
-    assert answer == [True, sys.prefix]

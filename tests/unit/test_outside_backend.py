@@ -197,20 +197,3 @@ def test_those_that_are_broken_are_said_and_left_out(child, outside, doubles):
     for name, result in again.items():
         assert (result["error"], said[name][1] in result["text"]) == (said[name][0], True), result
     assert "allowed: one of 'cudnn', 'miopen', 'onednn', 'native'" in unknown["text"]
-
-
-def test_no_other_test_sees_the_backends_of_this_machine(child, outside, tmp_path):
-    """As where the documented example is installed."""
-    told = child(
-        f"""
-        import subprocess, sys
-        import pybnorm
-        import conftest
-        conftest.hide_outside_backends({str(tmp_path)!r})
-        code = "import pybnorm; print(*pybnorm.backends())"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        report([pybnorm.backends(), done.stdout.split()])
-        """,
-        env=path(outside(loop="'/nowhere.so'"), Path(__file__).parents[1]),
-    )
-    assert told == [OURS] * 2
