@@ -4,6 +4,7 @@ import array
 import ctypes
 import gc
 import operator
+import re
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -130,7 +131,11 @@ def of_type(dtype, made):
 
 
 CAI = r"^x: got .*Cai whose __cuda_array_interface__ failed"
+SWAPPED = [np.dtype(dtype).newbyteorder() for dtype in ("f4", "f8", "f2", ml_dtypes.bfloat16)]
+OTHERS = ["i4", "u2", "?", "c8", "O", "U3", "f4,i4", ml_dtypes.float8_e4m3fn, "M8[s]", "g"]
 REFUSED = [
+    *(of_type(re.escape(str(np.dtype(t))), lambda t=t: np.zeros(3, t)) for t in OTHERS),
+    *((ArgumentTypeError, rf"^x: got .* {t} .*byte order", lambda t=t: np.zeros(3, t)) for t in SWAPPED),
     (ArgumentTypeError, r"^x: got a masked array", lambda: np.ma.masked_array(np.zeros(3), [True, False, False])),
     (ArgumentError, r"^x: got strides of \(5,\) bytes, allowed: multiples of the 4 byte", lambda: RECORDS["a"]),
     (ArgumentError, r"^x: got address 0x.*aligned to 4 bytes", lambda: np.zeros(17, np.uint8)[1:].view(np.float32)),
@@ -188,21 +193,6 @@ def test_no_array_at_all(value):
         with pytest.raises(ArgumentTypeError, match=r"(?s)^dy: got .*allowed: .*DLPack") as caught:
             function(value, "dy")
         assert isinstance(caught.value, TypeError)
-
-
-OTHERS = ["i4", "u2", "?", "c8", "O", "U3", "f4,i4", ml_dtypes.float8_e4m3fn, "M8[s]", ">f4", ">f8", ">f2", "g"]
-
-
-@table("dtype", [*OTHERS, np.dtype(ml_dtypes.bfloat16).newbyteorder()])
-def test_numpy_dtypes_that_are_refused(dtype):
-    x = np.zeros(3, dtype)
-    with pytest.raises(ArgumentTypeError) as caught:
-        as_buffer(x, "running_mean")
-    text = str(caught.value)
-    assert text.startswith("running_mean: got an array of dtype ")
-    assert str(x.dtype) in text
-    assert text.endswith("allowed: float32, float64, float16 or bfloat16")
-    assert ("byte order" in text) == (not x.dtype.isnative)
 
 
 @table("field", ["shape", "strides"])
