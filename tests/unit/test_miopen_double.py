@@ -192,20 +192,23 @@ def test_elements_are_copied_between_any_strides(play, dtype):
     assert set(map(tuple, answers.values())) == {(True, True if dtype == "float32" else None)}
 
 
-def test_auto_copies_nothing_that_the_vendor_does_not_take(play):
+def test_auto_copies_nothing_that_the_vendor_does_not_take_and_promises_no_bits(play):
     """Gaps, and channels-last inference; what MIOpen takes runs by the entry point."""
     answers = play(
         """
         handle = pybnorm.Handle("miopen", known_defects="ignore")
 
-        def planned(dims, steps=None):
+        def planned(dims, steps=None, **options):
             descriptor = pybnorm.TensorDescriptor("miopen", "f32", dims, steps)
-            return attempt(lambda: handle.plan_forward_inference(descriptor).algorithm)
-        report([planned((4, 3, 5, 4), (120, 40, 8, 2)), planned((4, 3, 5, 8), (120, 1, 24, 3)), planned((4, 3, 5, 8))])
+            plan = lambda: handle.plan_forward_inference(descriptor, **options)
+            return attempt(lambda: [plan().algorithm, plan().deterministic])
+        report([planned((4, 3, 5, 4), (120, 40, 8, 2)), planned((4, 3, 5, 8), (120, 1, 24, 3)),
+                planned((4, 3, 5, 8), deterministic=True), planned((4, 3, 5, 8))])
         """
     )
-    assert [answer.get("error") for answer in answers] == ["UnsupportedError"] * 2 + [None]
-    assert answers[2]["value"] == "plain"
+    assert [answer.get("error") for answer in answers] == ["UnsupportedError"] * 3 + [None]
+    assert "the bits of miopen's batch norms are not known to repeat" in answers[2]["text"]
+    assert answers[3]["value"] == ["plain", False]
 
 
 @pytest.mark.parametrize(("version", "found"), [(3005001, ["miopen-tuned-backward"]), (3004000, [])])
@@ -395,16 +398,3 @@ def test_bfloat16_gradients_of_given_sums_are_added_in_float32(play):
     assert [call.split()[0] for call in calls].count("axpby") > 0
     assert refused["error"] == "UnsupportedError"
     assert "an addition that MIOpen lacks" in refused["text"]
-
-
-def test_bits_that_are_not_known_to_repeat_are_refused(play):
-    told = play(
-        """
-        x, handle = pybnorm.TensorDescriptor("miopen", "f32", (2, 3, 4, 5)), pybnorm.Handle("miopen")
-        makes = handle.plan_forward_training, handle.plan_forward_inference, handle.plan_backward
-        report([[make(x).deterministic, attempt(lambda: make(x, deterministic=True))] for make in makes])
-        """
-    )
-    for repeats, refused in told:
-        assert (repeats, refused["error"]) == (False, "UnsupportedError")
-        assert "deterministic=True: the bits of miopen's batch norms are not known to repeat" in refused["text"]
