@@ -468,25 +468,6 @@ def test_a_handles_call_fuses_what_a_plan_does(play):
     assert "only the Ex entry points" in refused[4]["text"]
 
 
-def test_calls_without_an_algorithm_go_to_the_plain_entry_point(play):
-    told = play(
-        """
-        told = []
-        with pybnorm.Handle("cudnn") as handle:
-            for kind, values in (("forward_training", INFERENCE | SAVED), ("forward_inference", INFERENCE)):
-                plan = getattr(handle, "plan_" + kind)(X, algorithm=None)
-                taken()
-                plan(**values)
-                getattr(handle, kind)(**arrays(values))
-                told.append([plan.algorithm, plan.reason, taken()])
-        report(told)
-        """
-    )
-    for algorithm, reason, (planned, called) in told:
-        assert (algorithm, reason, called) == ("plain", "the entry point, and nothing else", planned)
-        assert planned.startswith("cudnnBatchNormalizationForward")
-
-
 # ---------------------------------------------------------------- a handle that is collected
 
 
