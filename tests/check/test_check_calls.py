@@ -13,7 +13,6 @@ from pybnorm.check.language.data import Inputs
 from pybnorm.check.language.problem import OPERATIONS, Problem
 from pybnorm.check.run.runner import Session, run_case
 from pybnorm.check.run.session import open_session
-from pybnorm.enums import Capability
 from pybnorm.errors import ArgumentError
 
 
@@ -25,14 +24,6 @@ def test_the_tensors_of_a_call_are_those_of_the_core(word):
     assert [(t.name, t.data, t.written) for t in found] == [(r.name, not r.vector, r.written) for r in rows]
     assert {t.values for t in found} - {""} <= set(Inputs.__dataclass_fields__)
     assert all(t.values for t in found if not t.written), "what a call reads has values"
-
-
-def test_a_new_line_of_the_core_is_a_new_tensor_of_the_call(monkeypatch):
-    row = _core.Tensor("dy", False, False, "always", Capability.RUNS)
-    listed = _core.tensors
-    monkeypatch.setattr(_core, "tensors", lambda operation: (*listed(operation), row))
-    for operation, before in calls.EVERY.items():
-        assert calls._table(operation) == (*before, calls.Tensor("dy", True, False, "dy", "always"))
 
 
 def test_statistics_that_a_problem_has_not_are_not_given():

@@ -194,19 +194,6 @@ def test_the_judge_takes_arrays():
     assert judge(line, {"dx": (right * 1.0001).astype(np.float32)}).status == Status.FAIL
 
 
-@pytest.mark.parametrize("word", COMPOSED)
-def test_tensors_of_a_file(tmp_path, onednn, word):
-    line = LINES[word]
-    file = tmp_path / "given.npz"
-    given = arguments(line)
-    read_tensors = [t.name for t in CALLS[word].tensors if not t.written or t.name.startswith("running")]
-    np.savez(file, **{name: given[name] for name in read_tensors})
-    read = line.replace("fill=randn", f"data={file}")
-    again = arguments(read)
-    assert all(np.array_equal(again[name], given[name], equal_nan=True) for name in read_tensors)
-    assert run_case(Problem.parse(read), onednn).status == Status.PASS
-
-
 @pytest.mark.slow
 def test_reports_have_every_output(tmp_path, load_library):
     load_library("onednn")

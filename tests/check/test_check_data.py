@@ -51,12 +51,13 @@ LINES = [
     "train,spatial,f16,nchw,4x9x3x4,fill=randn,params=f16",
     "backward,spatial,bf16,nchw,4x9x3x4,fill=randn,kappa=3",
     "backward,spatial,f32,nchw,4x9x3x4,fill=randn,scale=zero,sign=negative",
+    "train,spatial,f32,nchw,4x9x3x4,fill=randn,scale=small",
     "train,spatial,f32,nchw,4x9x3x4,fill=randn,factor=1,old=nan",
 ]
 DIGESTS = """
     611b 0d39 7867 9c6d 585f 03c0 4864 c1fb ec95 7261 2c2d e26c 77eb c5d0 2603 5a3d d174 7392 de32 5d51
     5581 e5d4 8c25 1bbf 5af9 f517 ea24 9a91 79cc 79ef df53 b49e ad6a 27c0 30b8 e50f 36b5 788d d243 67b9
-    2db5 7ef3 4d8b 731e 404c e2fa 0d41 c899 b3c7 3d7f 84d6 e806 ba90
+    2db5 7ef3 4d8b 731e 404c e2fa 0d41 c899 b3c7 3d7f 84d6 e806 d34c ba90
 """
 
 
@@ -239,11 +240,6 @@ def test_the_order_of_long_rows_is_the_stable_one(different):
 # ---------------------------------------------------------------- the fills
 
 
-def chain(row):
-    """The sum of a row by one float32 after the other."""
-    return float(np.add.accumulate(row.astype(np.float32))[-1])
-
-
 def rows_of(problem, array):
     """Elements of each statistic, in logical order, as float64."""
     values = array.astype(np.float64)
@@ -310,25 +306,6 @@ def test_a_fill_has_the_statistics_that_it_promises(options, kappa, deviation):
     np.testing.assert_allclose(inputs.saved_inv_variance.ravel()[::2], own[::2], rtol=0.25)
 
 
-@pytest.mark.parametrize("mode", ["spatial", "peract"])
-@pytest.mark.parametrize("magnitude", [1, 100])
-def test_constant_channels_are_constant_and_the_others_are_not(mode, magnitude):
-    problem = Problem.parse(f"backward,{mode},bf16,nchw,16x7x8x8,fill=constant,magnitude={magnitude}")
-    inputs = generate(problem)
-    rows = rows_of(problem, inputs.x)
-    constant = np.ptp(rows, axis=1) == 0
-    assert constant[:6].tolist() == [True, False] * 3
-    assert not constant[-1]
-    levels = rows[:6:2, 0]
-    np.testing.assert_allclose(levels, [magnitude, 0, magnitude / 128], rtol=2**-8)
-    assert [chain(row) for row in rows[:6:2]] == [row[0] * len(row) for row in rows[:6:2]]
-    mean, inverse = (a.ravel().astype(np.float64) for a in (inputs.saved_mean, inputs.saved_inv_variance))
-    assert (mean[constant] == rows[constant, 0]).all()
-    np.testing.assert_allclose(inverse[constant], 1 / math.sqrt(problem.epsilon), rtol=1e-6)
-    given = generate(Problem.parse(f"infer,{mode},bf16,nchw,16x7x8x8,fill=constant,magnitude={magnitude}"))
-    assert ((given.variance.ravel() == 0) == constant).all()
-
-
 PLACES = {
     "train": ("x", "scale", "bias", "mean", "variance"),
     "infer": ("x", "scale", "bias", "mean", "variance"),
@@ -355,37 +332,6 @@ def test_the_special_fill_puts_one_value_into_one_statistic(mode, what):
         channels, places = np.nonzero(~np.isfinite(values))
         assert channels.tolist() == [(len(values) - 1) // 2]
         np.testing.assert_equal(values[channels, places], [[math.nan, math.inf, -math.inf][seed % 3]])
-
-
-@table("fill", FILLS)
-@table("mode", ["spatial", "peract"])
-def test_running_variances_are_not_negative_and_far_from_one(fill, mode):
-    inputs = generate(Problem.parse(f"infer,{mode},f64,nchw,4x64x2,fill={fill}"))
-    assert (inputs.variance >= 0).all()
-    assert (inputs.variance > 0).all() == (fill not in ("constant", "level"))
-    if fill not in ("exact", "randn", "paired", "constant", "special"):
-        return  # of data's own size
-    assert not ((inputs.variance > 0.6) & (inputs.variance < 1.6)).any()
-
-
-# ---------------------------------------------------------------- one sign, few, not dyadic
-
-
-def test_parameters_of_zero_below_zero_and_unset():
-    inputs = generate(Problem.parse("backward,spatial,f32,nchw,4x7x5,fill=randn,scale=zero,sign=negative"))
-    plain = generate(Problem.parse("backward,spatial,f32,nchw,4x7x5,fill=randn"))
-    assert (inputs.scale.ravel() == 0).tolist() == [True, False] * 3 + [False]
-    assert (inputs.saved_inv_variance.ravel() < 0).tolist() == [True, False] * 3 + [False]
-    np.testing.assert_array_equal(np.abs(inputs.saved_inv_variance), plain.saved_inv_variance)
-    small, plain = (
-        generate(Problem.parse(f"train,spatial,f32,nchw,4x7x5,fill=randn{o}")) for o in (",scale=small", "")
-    )
-    for name in ("scale", "bias"):
-        changed = getattr(small, name).ravel() / getattr(plain, name).ravel()
-        np.testing.assert_allclose(changed, [1e-7, 1, 1e-30, 1, 1e-7, 1, 1], rtol=1e-6)
-    inputs = generate(Problem.parse("train,spatial,bf16,nchw,4x7x5,fill=randn,factor=1,old=nan"))
-    assert np.isnan(inputs.mean).all()
-    assert np.isnan(inputs.variance).all()
 
 
 # ---------------------------------------------------------------- a file's

@@ -4,9 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from judged_calls import case, made, outputs_of
-from selftest_tool import rows
-from tables import table
+from judged_calls import case, outputs_of
 
 from pybnorm import reference
 from pybnorm.check.judging.bounds import Status, expect, judge, not_finite, tiers
@@ -15,7 +13,7 @@ from pybnorm.check.judging.whole_call import judge_call
 from pybnorm.check.language.lines import expand
 from pybnorm.check.run.runner import execute, run_case
 from pybnorm.check.run.session import open_session
-from pybnorm.check.selftest.simulated import STYLES, Kernels, session
+from pybnorm.check.selftest.simulated import STYLES, session
 
 SEEDS = "0/1/2/3/4/6/7/9/10/12/13/14"
 SPECIAL = f"train/infer/backward,spatial,f32,nchw,4x6x3x5,fill=special,seed={SEEDS}"
@@ -41,15 +39,6 @@ def test_no_honest_kernel_is_accused(style):
                 warned += 1
                 assert "as another order of operations may" in verdict.note
     assert warned < 25
-
-
-@table("line", expand("train/backward,spatial,f32,nchw,4x6x5x5,fill=special,seed=0/1/2/3/4/5"))
-def test_none_of_the_styles_of_kernels_is_accused(line):
-    expected, by_channel = made(line)
-    with np.errstate(all="ignore"):
-        for style, kernel in rows.STYLES.items():
-            for verdict in judge_call(expected, rows.outputs(kernel, by_channel)).values():
-                assert verdict.status in (Status.PASS, Status.WARN), (style, verdict)
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -137,34 +126,6 @@ def test_a_negative_variance_without_its_sign_is_a_warning_and_any_other_number_
     assert "swallowed" in verdict.note
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_maximum_with_zero_swallows_the_variance_s_nan(seed):
-    """fmax(NaN, 0) is 0: 1/sigma is then 1/sqrt(epsilon) in a channel that has a NaN."""
-    _, _, expected, outputs = outputs_of(f"train,spatial,f32,nchw,4x6x3x5,fill=special,seed={seed}")
-    inverse = outputs["saved_inv_variance"]
-    inverse[np.isnan(inverse)] = 316.0
-    verdict = judge_call(expected, outputs)["saved_inv_variance"]
-    assert verdict.status == Status.FAIL
-    assert "swallowed" in verdict.note
-
-
-class SkipsNaN(Kernels):
-    """Sums over what is not NaN."""
-
-    def sum(self, values, short):
-        return super().sum(np.nan_to_num(values, nan=0.0), short)
-
-
-def test_sums_that_skip_a_nan_are_found():
-    kernel = session()
-    kernel.handle = SkipsNaN()
-    for problem in expand("train/backward,spatial,f32/bf16,nchw,4x6x3x5,fill=special,seed=0/3"):
-        if (problem.word, problem.seed) != ("train", 3):  # whose NaN is a scale
-            result = run_case(problem, kernel)
-            assert result.status == Status.FAIL, str(problem)
-            assert any("swallowed" in v.note for v in result.verdicts)
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -236,6 +197,7 @@ def test_alpha_0_leaves_the_result_open():
     for y in (inputs.prior, np.where(np.isnan(inputs.x), np.float32(np.nan), inputs.prior)):
         verdict = judge(expected, "y", y)
         assert (verdict.status, verdict.unjudged) == (Status.PASS, 1)
+        assert "not judged" in verdict.note
 
 
 def test_a_nan_that_is_blended_in_must_come_out():

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from judged_calls import made
 from selftest_tool import rows
-from selftest_tool.kernels import Kernel
 from tables import table
 
 from pybnorm.check.judging.bounds import Status
@@ -63,9 +62,3 @@ def test_deviations_of_0_and_of_no_place_say_nothing():
         assert one_term(by_place, "mean", {"saved_mean": deviations}, 1e-12) == {}
     z, _ = by_place.at(np.array([700]))
     assert "image 0, element 700" in one_term(by_place, "mean", {"saved_mean": -z[:, 0]}, 1e-12)["saved_mean"]
-
-
-def test_a_kernel_of_one_chain_hides_a_term():
-    expected, by_channel = made("train,spatial,f32,nchw,8x16x56x56,fill=randn")
-    kernel = Kernel(total=rows.sequential)
-    assert all(v.status.correct for v in judge_call(expected, rows.outputs(kernel, by_channel)).values())
