@@ -457,15 +457,6 @@ def test_files_of_lines(tmp_path, kind, faults):
             faults.append(f"{kind} with {what}: {done.output}")
 
 
-def test_files_of_lines_may_name_one_another_so_deep(tmp_path):
-    for number in range(8):
-        (tmp_path / str(number)).write_text(f"--batch={number + 1}\n")
-    (tmp_path / "8").write_text("mb2ic3ih4iw5\n")
-    assert read_all("benchdnn", f"--bnorm --batch={tmp_path / '1'}").found
-    with pytest.raises(ArgumentError, match="at most 8 files"):
-        read_all("benchdnn", f"--bnorm --batch={tmp_path / '0'}")
-
-
 def test_a_file_that_is_longer_than_it_says_is_read_whole():
     """As those of /proc, of no bytes, and a file that grows."""
     assert _files.read("/proc/self/status", 1 << 20).count(b"\n") > 5

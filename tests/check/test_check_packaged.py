@@ -1,8 +1,6 @@
 """Cases of the packaged suites notice a change of each input, and are not asked again when they run."""
 
 import functools
-import math
-import random
 
 import pytest
 
@@ -23,12 +21,6 @@ def cases():
 
 def blind(problems):
     return {str(p): names for p in problems if (names := untrusted(p, generate(p)))}
-
-
-@pytest.mark.slow
-def test_packaged_cases_are_trusted():
-    small = [p for p in cases() if math.prod(p.dims) < 1 << 14]
-    assert not blind(random.Random().sample(small, 30))
 
 
 @pytest.mark.slow

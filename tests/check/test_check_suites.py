@@ -14,21 +14,6 @@ from pybnorm.check.language.lines import packaged_suites
 from pybnorm.check.language.problem import FILLS, OPERATIONS, OPTIONS, Problem
 from pybnorm.enums import DataType, Layout, Mode, Operation
 
-GENERAL = (
-    "smoke",
-    "standard",
-    "shapes",
-    "product",
-    "full",
-    "algorithms",
-    "networks",
-    "edges",
-    "bugs",
-    "bugs-big",
-    "large",
-    "fence",
-    "random",
-)
 NETWORKS = (
     *("resnet18", "resnet50", "vgg16_bn", "mobilenet_v2", "densenet121"),
     *("googlenet", "inception_v3", "efficientnet_b0", "unet3d"),
@@ -59,11 +44,7 @@ def data_bytes(problem):
     return arrays * math.prod(problem.dims) * problem.dtype.itemsize
 
 
-def test_the_packaged_suites_are_these():
-    assert packaged_suites() == tuple(sorted((*GENERAL, *NETWORKS)))
-
-
-@table("name", [*GENERAL, *NETWORKS])
+@table("name", packaged_suites())
 def test_a_suite_is_read_and_its_lines_come_back(name):
     suite = load_suite(name)
     assert len(set(suite)) == len(suite)

@@ -101,16 +101,6 @@ def test_what_is_claimed(backend, version, lines):
     assert {line: support.claimed(record, Problem.parse(line)) for line in lines} == lines
 
 
-@pytest.mark.parametrize(("batch", "elements", "is_claimed"), [(None, 121, True), (None, 120, False), (2, 121, False)])
-def test_a_record_ends_below_its_numbers(batch, elements, is_claimed):
-    combination = {"operations": ["infer"], "modes": ["spatial"], "dtypes": ["f32"], "layouts": ["nchw"]}
-    record = {
-        "below": {"batch": batch, "elements": elements},
-        "combinations": [combination | {"ranks": [4], "blends": False}],
-    }
-    assert support.claimed(record, Problem.parse("infer,spatial,f32,nchw,2x3x4x5")) == is_claimed
-
-
 def test_a_record_is_made_of_what_the_query_says():
     def row(operation, dtype, layout, capability="RUNS|BLEND_NATIVE", mode="spatial", ranks=(4, 2)):
         return dict(operation=operation, mode=mode, dtype=dtype, layout=layout, ranks=ranks, capability=capability)

@@ -211,22 +211,6 @@ def test_hard_float64_columns(column, blocks):
         assert abs(Fraction(got.variance.item()) - variance) <= 64 * U64 * variance
 
 
-@pytest.mark.xfail(
-    np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="NumPy 1's sums may lose one digit more", strict=False
-)
-def test_long_reductions_do_not_lose_digits():
-    """4e6 float32 values: ten of them, repeated by a stride of 0."""
-    row = random(10, np.float32, scale=0.1, offset=3.0)
-    mean, variance = exact_moments(row)
-    for x in (
-        np.broadcast_to(row, (400_000, 1, 10)),
-        np.tile(row, 100_000).reshape(-1, 1),
-    ):
-        got = reference.forward_training(x, np.ones(1), np.zeros(1))
-        assert abs(Fraction(got.saved_mean.item()) - mean) <= 2 * U64 * abs(mean)
-        assert abs(Fraction(got.variance.item()) - variance) <= 4 * U64 * variance
-
-
 def test_sums_over_many_blocks_are_compensated(monkeypatch):
     """With blocks of one element a plain running sum of 0.1 would be off by 1e-13 relative."""
     monkeypatch.setattr(walk, "BLOCK", 1)
