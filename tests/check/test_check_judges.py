@@ -13,7 +13,7 @@ from pybnorm.check.judging.bounds import Status, expect, tiers, untrusted
 from pybnorm.check.judging.results import CaseResult
 from pybnorm.check.judging.whole_call import judge_call
 from pybnorm.check.language import data
-from pybnorm.check.language.problem import DATA_OUTPUTS, Problem
+from pybnorm.check.language.problem import COMPOSED, DATA_OUTPUTS, Problem
 from pybnorm.check.run import judge_devices as judges
 from pybnorm.check.run.runner import Session, run_case
 from pybnorm.check.run.session import open_session
@@ -134,7 +134,7 @@ def test_no_array_of_the_data_comes_to_the_cpu(line, space, monkeypatch):
     assert max(fetched) < math.prod(problem.dims)
 
 
-@pytest.mark.parametrize("word", ["train", "backward", "frozen", "elemt", "gather_stats"])
+@pytest.mark.parametrize("word", ["train", "backward", *COMPOSED])
 def test_a_file_is_judged_there(word, space, tmp_path):
     dims = "4x33" if word == "gather_stats" else "8x6x5x7"
     problem = Problem.parse(f"{word},spatial,f32,nchw,{dims},fill=randn")
