@@ -237,11 +237,9 @@ def test_an_archive_of_collect(tmp_path, run, faults):
 
 @pytest.mark.slow
 def test_a_page_of_a_changed_run(tmp_path, run, monkeypatch, faults):
-    jinja2 = pytest.importorskip("jinja2")
+    pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
     file = tmp_path / "x.json"
-    monkeypatch.setattr(jinja2, "Environment", functools.cache(jinja2.Environment))  # templates are compiled once
-    monkeypatch.setattr(jinja2, "PackageLoader", functools.cache(jinja2.PackageLoader))
     for number, what in enumerate(each_change(file, json.loads((run / "run.json").read_text()), 3)):
         with monkeypatch.context() as patch:
             if number % 60:  # plots take a second
