@@ -85,8 +85,7 @@ def bench_device(
 
     Options that name something may be repeated. Shapes have names too: h200, resnet50, mobilenetv2, unet3d, small;
     random shapes are those of a seed, which is printed.
-    Rivals are torch, torch-native (its kernels without cuDNN), cudnn-frontend and raw (a C program, built on the spot)
-    on a GPU; torch and numpy on the CPU.
+    Rivals are torch, torch-native (its kernels without cuDNN) and cudnn-frontend on a GPU; torch and numpy on the CPU.
 
     \b
     Exit status:

@@ -171,7 +171,7 @@ def run(
         try:
             if host:
                 progress("host time", len(todo) + 1)
-                host_time = Host(machine, handle, names[0], bench.rivals, bench.contender, bench.raw, quick)
+                host_time = Host(machine, handle, names[0], bench.rivals, bench.contender, quick)
                 result["host"] = [row for operation in bench.operations for row in host_time.rows(operation)]
             for dims, dtype, layout in todo:
                 text = f"{'x'.join(map(str, dims))} {dtype.short} {layout}"
@@ -225,19 +225,10 @@ class _Bench:
         self.machine, self.handle, self.algorithms, self.result = machine, handle, algorithms, result
         self.operations = tuple(dict.fromkeys(operations))
         self.replays, self.eager = QUICK_REPLAYS if quick else REPLAYS, eager
-        self.raw: others.Raw | None = None
         self.frontend: others.Frontend | None = None
         found: dict[str, dict[str, str]] = result["rivals"]
         for name in rivals:
-            if name == "raw":
-                try:
-                    self.raw = others.Raw(handle.library.path)
-                    stack.callback(self.raw.close)
-                    found[name] = {"version": "the plain entry points of the library above"}
-                except RuntimeError as error:
-                    found[name] = {"absent": str(error)}
-            else:
-                found[name] = others.presence(name, machine)
+            found[name] = others.presence(name, machine)
             if name == "cudnn-frontend" and "absent" not in found[name] and isinstance(machine, TorchCuda):
                 try:
                     self.frontend = others.Frontend(machine)
@@ -298,8 +289,6 @@ class _Bench:
         own = name in self.algorithms
         found: dict[str, Any] = {}
         try:
-            if name == "raw":
-                return self._raw_time(case, operation)
             contender = self.contender(case, operation, name)
             found = {"algorithm": contender.algorithm, "reason": contender.reason} if own else {}
             found |= self._time(case, contender, right)
@@ -314,14 +303,6 @@ class _Bench:
             if own:
                 raise
             return {"unsupported": one_line(error)}
-
-    def _raw_time(self, case: Case, operation: str) -> dict[str, Any]:
-        assert self.raw is not None
-        found = self.raw.time(case, operation, self.replays)
-        if "failure" in found:
-            return {"unsupported": found["failure"]}
-        wrong = found["error"] is None or found["error"] > TOLERANCE
-        return {"failure": f"wrong: error {found['error']}"} if wrong else found
 
     def _time(self, case: Case, contender: Contender, right: Mapping[str, Any]) -> dict[str, Any]:
         self.handle.fill(57.0, case.sets[0].y)  # far from every right result: what is not written is seen

@@ -12,7 +12,6 @@ import pybnorm
 from benchmarks import case as cases
 from benchmarks.case import EPSILON, FACTOR, Case, Contender, one_line
 from benchmarks.machine import Machine, TorchCuda
-from benchmarks.rivals import Raw
 from pybnorm import operations as array_level
 from pybnorm.check.language.calls import METHODS, TENSORS
 from pybnorm.check.language.problem import OPERATIONS
@@ -52,7 +51,6 @@ class Host:
     rivals : sequence of str
     contender : callable
         Of a case, an operation and a rival's name.
-    raw : Raw or None
     quick : bool
         Fewer measurements.
     """
@@ -64,11 +62,10 @@ class Host:
         algorithm: str,
         rivals: Sequence[str],
         contender: Callable[[Case, str, str], Contender],
-        raw: Raw | None,
         quick: bool,
     ) -> None:
-        self._machine, self._handle, self._algorithm, self._raw = machine, handle, algorithm, raw
-        self._rivals, self._contender = [name for name in rivals if name != "raw"], contender
+        self._machine, self._handle, self._algorithm = machine, handle, algorithm
+        self._rivals, self._contender = rivals, contender
         self._batches = QUICK_BATCHES if quick else BATCHES
         self._case = cases.make(machine, handle, SHAPE, DataType.FLOAT32, Layout.CHANNELS_FIRST, 1)
 
@@ -93,7 +90,7 @@ class Host:
         returning, why_not = self._returning(operation, kind, known)
         failed |= why_not
         ways += [*returning, *self._theirs(operation, known)]
-        names = [*failed, *(way.name for way in ways), "raw C"]
+        names = [*failed, *(way.name for way in ways)]
         times = self._timed(operation, ways, known, failed)
         rows: list[Row] = []
         for name in names:
@@ -192,13 +189,6 @@ class Host:
                     continue
                 with way.context():
                     times.setdefault(way.name, []).extend(self._batch(timer, self._batches // rounds))
-            if self._raw is not None and "raw C" not in failed:
-                try:
-                    answer = self._raw.host(operation, self._batches // rounds, CALLS)
-                except RuntimeError as error:
-                    failed["raw C"] = one_line(error)
-                else:
-                    times.setdefault("raw C", []).append(answer["microseconds"] * 1e-6)
         return times
 
     def _batch(self, timer: timeit.Timer, batches: int) -> list[float]:

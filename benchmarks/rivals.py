@@ -1,20 +1,12 @@
-"""What `benchmarks.device` holds pybnorm against, where it is here: PyTorch, cudnn-frontend, C, NumPy."""
+"""What `benchmarks.device` holds pybnorm against, where it is here: PyTorch, cudnn-frontend, NumPy."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
 import functools
-import json
-import os
-import selectors
-import shlex
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,19 +14,13 @@ import numpy as np
 from benchmarks.case import EPSILON, FACTOR, Case, Contender
 from benchmarks.machine import Machine, TorchCuda, optional
 from benchmarks.timing import Call
-from pybnorm.enums import DataType, Layout
+from pybnorm.enums import DataType
 
-__all__ = [
-    "CPU_RIVALS", "GPU_RIVALS", "NO_DEVICE", "Frontend", "Raw", "build_raw", "numpy_formula",
-    "torch_calls",
-]  # fmt: skip
+__all__ = ["CPU_RIVALS", "GPU_RIVALS", "Frontend", "numpy_formula", "torch_calls"]
 
-GPU_RIVALS = ("torch", "torch-native", "cudnn-frontend", "raw")
-"""PyTorch's default path and its own kernels; cudnn-frontend's graphs; the plain entry point from C."""
+GPU_RIVALS = ("torch", "torch-native", "cudnn-frontend")
+"""PyTorch's default path and its own kernels; cudnn-frontend's graphs."""
 CPU_RIVALS = ("torch", "numpy")
-NO_DEVICE = 3
-"""Exit status of the C program without a device."""
-_ANSWER_SECONDS = 120
 
 
 # ---------------------------------------------------------------- PyTorch
@@ -277,103 +263,6 @@ class Frontend:
         flat = {name: array if name in ("y", "dx") else array.flatten() for name, array in results.items()}
         # flatten() of a contiguous vector is a view, so these show what later calls write.
         return Contender(tuple(calls), lambda: flat)
-
-
-# ---------------------------------------------------------------- C
-
-
-def build_raw(folder: str, *flags: str) -> Path:
-    """Compile ``raw_cudnn.c`` of this folder; a RuntimeError says why that cannot be."""
-    source = Path(__file__).with_name("raw_cudnn.c")
-    compiler = shlex.split(os.environ.get("CC", ""))
-    if not compiler:
-        found = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-        if found is None:
-            raise RuntimeError("no C compiler: CC is not set, and there is no cc, gcc or clang")
-        compiler = [found]
-    program = Path(folder, "raw_cudnn")
-    command = [*compiler, "-std=c11", "-O2", *flags, str(source), "-o", str(program), "-ldl", "-lm"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise RuntimeError(f"the C compiler failed: {error}") from error
-    if done.returncode:
-        raise RuntimeError(f"the C compiler failed: {done.stderr.strip()[:500]}")
-    return program
-
-
-class Raw:
-    """The C program, running: cuDNN's plain entry points without Python."""
-
-    def __init__(self, library: str) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        try:
-            program = build_raw(self._folder.name)
-            # libcudnn opens its parts by name: those beside it.
-            places = [str(Path(library).parent), os.environ.get("LD_LIBRARY_PATH", "")]
-            self._process = subprocess.Popen(
-                [program, library],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=os.environ | {"LD_LIBRARY_PATH": os.pathsep.join(filter(None, places))},
-            )
-        except BaseException:
-            self._folder.cleanup()
-            raise
-        try:
-            self.device = str(self._answer()["device"])
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """End the program."""
-        process = self._process
-        process.kill()
-        process.communicate()
-        self._folder.cleanup()
-
-    def time(self, case: Case, operation: str, replays: int) -> dict[str, Any]:
-        """Device time and error of a case with random values of its own.
-
-        Returns
-        -------
-        dict
-            ``seconds``, ``spread``, ``calls``, ``replays``, ``method``, ``error`` (None: not a number); or ``failure``.
-        """
-        layout = "nhwc" if case.layout == Layout.CHANNELS_LAST else "nchw"
-        words = ("time", operation, case.dtype.short, layout, len(case.sets), replays, *case.dims)
-        return self._ask(*words)
-
-    def host(self, operation: str, batches: int, calls: int) -> dict[str, Any]:
-        """Host ``microseconds`` per call of the tiny tensor; or ``failure``."""
-        return self._ask("host", operation, batches, calls)
-
-    def _ask(self, *words: object) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write((" ".join(map(str, words)) + "\n").encode())
-            self._process.stdin.flush()
-        except OSError:
-            pass  # it has ended: the answer says why
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        process = self._process
-        assert process.stdout is not None
-        assert process.stderr is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            if not selector.select(_ANSWER_SECONDS):
-                process.kill()
-                raise RuntimeError(f"the C program did not answer in {_ANSWER_SECONDS} s")
-        line = process.stdout.readline()  # answers are whole lines, one for each question
-        if not line:
-            text = process.stderr.read().decode(errors="replace").strip()
-            raise RuntimeError(f"the C program ended with status {process.wait()}: {text}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
 
 
 # ---------------------------------------------------------------- what is here

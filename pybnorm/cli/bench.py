@@ -14,7 +14,7 @@ import pybnorm
 def _benchmarks() -> click.Group:
     """The commands of the source tree that this package or the current folder belongs to."""
     for tree in (Path(pybnorm.__file__).parents[1], Path.cwd()):
-        if (tree / "benchmarks" / "raw_cudnn.c").is_file():
+        if (tree / "benchmarks" / "rivals.py").is_file():
             sys.path.insert(0, str(tree))
             try:
                 return importlib.import_module("benchmarks.command").bench

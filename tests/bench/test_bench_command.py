@@ -32,7 +32,7 @@ def test_where_they_are(installed, tmp_path, monkeypatch):
         assert done.exit_code == 2
         assert done.output.startswith("Error: the benchmarks are not installed with pybnorm, they are in its source")
     (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "raw_cudnn.c").touch()
+    (tmp_path / "benchmarks" / "rivals.py").touch()
     (tmp_path / "benchmarks" / "__init__.py").write_text("raise AssertionError('run')")  # not for a list
     listed = CliRunner().invoke(cli.main, ["--help"]).output
     assert "bench     Measure speed and memory, in pybnorm's source tree.\n" in listed

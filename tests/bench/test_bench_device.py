@@ -245,7 +245,7 @@ def test_an_absent_rival_is_named(monkeypatch):
         ("dtypes", ["f8"]),
         ("layouts", ["nchwc"]),
         ("operations", ["relu"]),
-        ("rivals", ["raw"]),  # not on the CPU
+        ("rivals", ["cudnn-frontend"]),  # not on the CPU
         ("eager", [True]),  # not on the CPU
     ],
 )

@@ -241,7 +241,12 @@ def test_the_quick_run_comes_into_every_file():
         if functions and not quick:
             left_out.append(file.name)
     # Builds, and processes by the dozen.
-    assert left_out == ["test_forks.py", "test_source_distribution.py", "test_fourth_backend.py"]
+    assert left_out == [
+        "test_forks.py",
+        "test_source_distribution.py",
+        "test_fourth_backend.py",
+        "test_outside_backend.py",
+    ]
 
 
 @table(
