@@ -443,7 +443,7 @@ cdef int _torch_forward(int which, uint64_t *stack, void **handles, uint64_t *ma
                 return _REFUSED
             flags |= _ADDS
             arguments.z.address = residual.address
-    if training or which == _OURS:  # PyTorch's gradients of evaluation ask for the parameters' dtype
+    if training or which == _OURS or x.device == _TORCH_CUDA:  # else PyTorch's backward asks for the parameters' dtype
         dtype = _torch_wide(&x)
     if not _torch_results(&x, dtype, x.dims[1] if training else 0, outputs, False, made, results):
         return _REFUSED
@@ -558,6 +558,8 @@ cdef int _torch_backward(int which, uint64_t *stack, void **handles, uint64_t *m
     arguments.scale.address, arguments.dscale.address, arguments.dbias.address = vectors[0], results[1], results[2]
     arguments.saved_mean.address, arguments.saved_inv_variance.address = vectors[1], vectors[2]
     status = _torch_run(&key, &arguments, text)
+    if status == _DONE and which == _NATIVE_BACKWARD and flags & _SUMS and not _torch_empty(&x, &made[0]):
+        status = _REFUSED
     for i in range(outputs if which == _OURS_BACKWARD and status == _DONE else 0):  # nobody wants some of them
         wanted = adds
         if i < 3 and _torch.torch_list_get_item(<void *>stack[9], <size_t>i, &wanted) != 0:

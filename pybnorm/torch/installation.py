@@ -98,7 +98,8 @@ def install(*, cuda: bool = False) -> Installation:
 
     Notes
     -----
-    Beside 16-bit parameters the saved statistics are float32; PyTorch rounds them to 16 bits on a CPU.
+    Beside 16-bit parameters the saved statistics are float32. PyTorch's own backward on a CPU asks for 16 bits: there
+    the backward of such a model belongs into the ``with`` block, too.
     PyTorch warns once, on standard error, that its kernels are overridden. An error of its own kernels comes as
     RuntimeError, whatever its class was.
 
