@@ -119,35 +119,10 @@ def infer(
 
 
 def differentiate(
-    x: torch.Tensor, dy: torch.Tensor, weight: Optional, mean: torch.Tensor, spread: torch.Tensor, eps: float,
-    training: bool, wanted: Sequence[bool], fallback: bool,
-) -> Gradients:  # fmt: skip
-    """dx, dweight and dbias; None for what is not `wanted`.
-
-    `mean` and `spread` are what `train` returned if `training`, else the statistics that `infer` was given.
-    With constant statistics ``dx = dy * weight / sqrt(variance + eps)`` is the inference of dy with mean and bias 0;
-    ``dweight = sum(dy * (x - mean)) / sqrt(variance + eps)`` and ``dbias = sum(dy)`` are those of the backward with
-    these statistics as the saved ones (`pybnorm.operations.backward_frozen`), whose dx is dropped.
-    """
-    if dy.stride() != x.stride():  # the gradient of a sum is one value with strides 0
-        dy = like(dy, x)
-    if training:
-        found = _back(x, dy, weight, mean, spread, eps, fallback)
-        return found if all(wanted) else tuple([d if w else None for d, w in zip(found, wanted, strict=True)])
-    dx = dweight = dbias = None
-    if wanted[0]:
-        dx = infer(dy, weight, None, torch.zeros_like(mean), spread, eps, fallback)
-    if wanted[1] or wanted[2]:
-        kind = torch.float64 if mean.dtype == torch.float64 else torch.float32
-        inverse = torch.rsqrt(spread.to(kind) + eps)
-        _, dweight, dbias = _back(x, dy, weight, mean.to(kind), inverse, eps, fallback)
-    return dx, dweight if wanted[1] else None, dbias if wanted[2] else None
-
-
-def _back(
     x: torch.Tensor, dy: torch.Tensor, weight: Optional, mean: torch.Tensor, inverse: torch.Tensor, eps: float,
-    fallback: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    wanted: Sequence[bool], fallback: bool,
+) -> Gradients:  # fmt: skip
+    """dx, dweight and dbias by the batch's statistics; None for what is not `wanted`."""
     try:
         call = _repeating(functional.batch_norm_backward)
         dx, *sums = call(x, dy, _wide(weight, x), mean, inverse, epsilon=eps)
@@ -158,7 +133,8 @@ def _back(
         native = torch.ops.aten.native_batch_norm_backward
         dx, *sums = native(dy, x, slope, None, None, mean, inverse, True, eps, [True, True, True])
     kind = mean.dtype if weight is None else weight.dtype
-    return dx, sums[0].to(kind), sums[1].to(kind)
+    found = dx, sums[0].to(kind), sums[1].to(kind)
+    return tuple([one if want else None for one, want in zip(found, wanted, strict=True)])
 
 
 def _repeating(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -98,8 +98,8 @@ def install(*, cuda: bool = False) -> Installation:
 
     Notes
     -----
-    Beside 16-bit parameters the saved statistics are float32. PyTorch's own backward on a CPU asks for 16 bits: there
-    the backward of such a model belongs into the ``with`` block, too.
+    Beside 16-bit parameters the saved statistics are float32. PyTorch's own backward on a CPU takes 16 bits only: run
+    the backward of such a model in the ``with`` block, too.
     PyTorch warns once, on standard error, that its kernels are overridden. An error of its own kernels comes as
     RuntimeError, whatever its class was.
 

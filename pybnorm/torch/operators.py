@@ -347,12 +347,8 @@ def _differentiate(
     dz = like(dy, packed)
     if y is not None:
         dz = _mask(dz, like(y, packed), 0)
-    centre: Any = mean if training else running_mean
-    spread: Any = inverse if training else running_var
-    if not training and calls.fits(packed, weight, centre, spread):
-        found = _of_constants(packed, dz, weight, centre, spread, eps, wanted, fallback)
-    else:
-        found = calls.differentiate(packed, dz, weight, centre, spread, eps, training, wanted, fallback)
+    by: tuple[Any, Any] = (mean, inverse) if training else (running_mean, running_var)
+    found = (calls.differentiate if training else _of_constants)(packed, dz, weight, *by, eps, wanted, fallback)
     return tuple([x.new_empty(0) if one is None else one for one in (*found, dz if residual else None)])
 
 
@@ -360,7 +356,11 @@ def _of_constants(
     x: torch.Tensor, dy: torch.Tensor, weight: Optional, mean: torch.Tensor, variance: torch.Tensor, eps: float,
     wanted: Sequence[bool], fallback: bool,
 ) -> Gradients:  # fmt: skip
-    """Compute as `calls.differentiate` does with constant statistics, by the kernels in C."""
+    """Compute the gradients by constant statistics, by the operators themselves.
+
+    ``dx = dy * weight / sqrt(variance + eps)`` is the inference of dy with mean and bias 0. The gradients of weight and
+    bias are those of a backward with these statistics as the saved ones (`pybnorm.operations.backward_frozen`).
+    """
     dx = dweight = dbias = None
     if wanted[0]:
         given = dy, weight, None, torch.zeros_like(mean), variance, False, 0.0, eps, None, False, fallback
