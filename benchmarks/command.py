@@ -20,7 +20,7 @@ def bench() -> None:
 
 @bench.command("reference", short_help="Time the reference against plain NumPy.")
 @click.option("--repeats", type=click.IntRange(min=1), default=7, show_default=True, help="Timed calls of each side.")
-@output.json_option("the table")
+@output.document_option("the table")
 @click.pass_context
 def bench_reference(context: click.Context, repeats: int, json_target: str | None) -> None:
     """The float64 reference against plain NumPy; exits with 1 beyond its limits of time and memory."""
@@ -62,7 +62,7 @@ class _NothingToMeasureError(click.ClickException):
 @click.option("--host/--no-host", default=True, show_default=True, help="Measure host time per call.")
 @click.option("--eager", is_flag=True, help="On a GPU, times of calls queued one by one, not of a graph.")
 @click.option("--seconds", type=click.FloatRange(min=0), default=float("inf"), help="Begin no shape after this time.")
-@output.json_option("the tables")
+@output.document_option("the tables")
 @click.option("--plot", "plot_target", metavar="FILE", help="Draw the ratio of each row, sorted: .svg, .png or .pdf.")
 @click.pass_context
 def bench_device(
@@ -139,7 +139,7 @@ def bench_device(
 @click.option("--contender", "contenders", multiple=True, help="torch, installed, pybnorm or fused. Default: all.")
 @click.option("--quick", is_flag=True, help="A narrow model and small images, to see that it works.")
 @click.option("--seconds", type=click.FloatRange(min=0), default=float("inf"), help="Begin no setting after this time.")
-@output.json_option("the result")
+@output.document_option("the result")
 @click.pass_context
 def bench_model(
     context: click.Context,

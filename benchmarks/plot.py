@@ -34,7 +34,7 @@ def check(path: str) -> None:
 
 
 def ratios(result: Mapping[str, Any], name: str, base: str) -> list[tuple[float, str]]:
-    """Of every row that both measured the time of `base` over that of `name`, and the operation, by rising ratio."""
+    """The time of `base` over that of `name`, and the operation, of each row that both measured, by rising ratio."""
     found = []
     for row in result["rows"]:
         own, other = row["contenders"].get(name, {}), row["contenders"].get(base, {})

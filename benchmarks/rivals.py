@@ -1,4 +1,4 @@
-"""What `benchmarks.device` holds pybnorm against, where it is here: PyTorch, cudnn-frontend, NumPy."""
+"""The rivals of `benchmarks.device`, where they are here: PyTorch, cudnn-frontend, NumPy."""
 
 from __future__ import annotations
 

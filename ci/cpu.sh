@@ -102,7 +102,7 @@ say "oneDNN without OpenMP"
 LD_LIBRARY_PATH="$venv/tbb/lib" PYBNORM_LIB_ONEDNN="$venv/tbb/lib/libdnnl.so.3" PYBNORM_REQUIRE=onednn \
     pytest -n "$(nproc)" -k onednn tests/backends/test_calls.py tests/backends/test_plans.py
 
-begin selftest pybnorm selftest # one process, beside tests of which one file takes longest
+begin selftest pybnorm selftest # one process, while the longest file of tests leaves a core idle
 say "PyTorch: its arrays, the modules, gradients"
 bash ci/pytorch.sh
 

@@ -67,7 +67,10 @@ part() { # NAME VARIABLE=VALUE... -- COMMAND...
     esac
 }
 
-: >"$root/skipped"
+cat >"$root/skipped" <<'END'
+    left out here: 2x1000000 of the suite bugs (oneDNN's scratch); half of the check's cases, the other half tomorrow
+    left out here: names with native_rocm or native-, wrong_call, examples in f16 and nhwc: ci/cpu.sh and ci/rocm.sh
+END
 failed=() additional='' options=(--self-test) results=/out parallel=(-n "$(nproc)") jobs=(--jobs "$(nproc)")
 calls=1000 # random calls: 20,000 take 5 minutes here
 # Left out: native and native_rocm under names with "miopen", which ci/cpu.sh and parts of their own have; the examples

@@ -182,8 +182,8 @@ _SECTIONS = {"What to run": "--backend", "How": "--jobs", "What to write": "--js
     help="Must run; as in PYBNORM_REQUIRE_DEVICE.",
 )
 @click.option("--require-claims", is_flag=True, help="A library without a record of version and device exits with 1.")
-@output.json_option("the table")
-@output.json_option("the table", "Markdown")
+@output.document_option("the table")
+@output.document_option("the table", "Markdown")
 @click.option("--junit", "junit_target", metavar="FILE", help="Write JUnit XML.")
 @output.html_option()
 @click.option("--save", "folder", metavar="DIR", help="Keep outputs and a journal, for compare and --resume.")

@@ -25,7 +25,7 @@ def claims() -> None:
 @claims.command(short_help="Record what a run found of one backend.")
 @click.argument("run", metavar="RUN")
 @click.option("--backend", required=True, type=completion.Backend(), help="Whose record to make.")
-@output.json_option("its text")
+@output.document_option("its text")
 @click.option("--into", "folder", metavar="DIR", help="Write it into DIR/BACKEND.json, for PYBNORM_CLAIMS=DIR.")
 @click.pass_context
 def record(context: click.Context, run: str, backend: str, json_target: str | None, folder: str | None) -> None:

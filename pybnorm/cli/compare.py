@@ -16,7 +16,7 @@ from pybnorm.cli import output
 
 @click.command(short_help="Compare runs: two libraries, or two versions of one.")
 @click.argument("paths", metavar="RUN...", nargs=-1, required=True)
-@output.json_option("the tables")
+@output.document_option("the tables")
 @output.html_option()
 @click.option("--allow-known", is_flag=True, help="Known defects do not make the exit status 1.")
 @click.option("-v", "--verbose", is_flag=True, help="Lists in full.")

@@ -34,7 +34,7 @@ _FOLDED = 80
 
 
 @click.command(short_help="List the libraries of this machine.")
-@output.json_option("the text")
+@output.document_option("the text")
 @click.option(
     "--claims", "as_claims", type=completion.Backend(), help="Print a support record of BACKEND, to be reviewed."
 )

@@ -153,11 +153,11 @@ def progress(on: Console) -> Progress:
     return Progress(TextColumn("{task.description}"), *columns, console=on, transient=True)
 
 
-# ---------------------------------------------------------------- JSON
+# ---------------------------------------------------------------- documents
 
 
-def json_option(instead: str, name: str = "JSON") -> Callable[[_Command], _Command]:
-    """The option ``--json [FILE]``, or another `name`; `instead` says what it replaces on standard output."""
+def document_option(instead: str, name: str = "JSON") -> Callable[[_Command], _Command]:
+    """The option ``--json [FILE]``, or that of another format; `instead` says what it replaces on standard output."""
     return click.option(
         f"--{name.lower()}",
         f"{name.lower()}_target",

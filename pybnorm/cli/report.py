@@ -16,10 +16,10 @@ from pybnorm.errors import ArgumentError
 
 @click.command(short_help="Show a saved run, or write it as a page or JUnit XML.")
 @click.argument("run", metavar="RUN")
-@output.json_option("the table")
+@output.document_option("the table")
 @click.option("--junit", "junit_target", metavar="FILE", help="Write JUnit XML.")
 @output.html_option()
-@output.json_option("the table", "Markdown")
+@output.document_option("the table", "Markdown")
 @click.option("--annotations", is_flag=True, help="Print what is wrong as GitHub's runner takes it, and nothing else.")
 @click.option("-v", "--verbose", is_flag=True, help="Details and repro line of every case, not of failures only.")
 @click.pass_context

@@ -9,7 +9,7 @@ from pybnorm.cli import output
 
 
 @click.command(short_help="Show that the judge finds wrong kernels.")
-@output.json_option("the tables")
+@output.document_option("the tables")
 @click.pass_context
 def selftest(context: click.Context, json_target: str | None) -> None:
     """Run simulated kernels, right and wrong, through the judge: does it find what it should, and nothing else?

@@ -15,8 +15,8 @@ from pybnorm.cli import output
 
 @click.command(short_help="Show what each version of a library gets wrong.")
 @click.argument("paths", metavar="RUN...", nargs=-1, required=True)
-@output.json_option("the tables")
-@output.json_option("the tables", "Markdown")
+@output.document_option("the tables")
+@output.document_option("the tables", "Markdown")
 @output.html_option("")
 @click.option(
     "--without", default="", metavar="TEXT", help="Leave cases out whose message has TEXT in one of the runs."

@@ -332,11 +332,11 @@ class Graph(_Description):
 
     def build(self, handle: Handle, modes: Iterable[HeuristicMode | str] = (HeuristicMode.FALLBACK,)) -> None:
         """Do all five stages: validate, build_operation_graph, create_execution_plans, check_support, build_plans."""
-        self.validate()
-        self.build_operation_graph(handle)
-        self.create_execution_plans(modes)
-        self.check_support()
-        self.build_plans()
+        Graph.validate(self)  # not a subclass's, which may return its errors
+        Graph.build_operation_graph(self, handle)
+        Graph.create_execution_plans(self, modes)
+        Graph.check_support(self)
+        Graph.build_plans(self)
 
     @_logged
     def get_workspace_size(self) -> int:

@@ -135,15 +135,7 @@ class Graph(_Refusing, graph.Graph):
         self, handle: Any, modes: Iterable[graph.HeuristicMode | str] = (graph.HeuristicMode.FALLBACK,)
     ) -> Error:
         """`pybnorm.graph.Graph.build`."""
-
-        def stages() -> None:
-            graph.Graph.validate(self)
-            graph.Graph.build_operation_graph(self, _handle(handle))
-            graph.Graph.create_execution_plans(self, modes)
-            graph.Graph.check_support(self)
-            graph.Graph.build_plans(self)
-
-        return _returned(stages)
+        return _returned(lambda: super(Graph, self).build(_handle(handle), modes))
 
     def build_plans(self, policy: BuildPlanPolicy = BuildPlanPolicy.HEURISTICS_CHOICE) -> Error:  # type: ignore[override]
         """`pybnorm.graph.Graph.build_plans`."""

@@ -286,7 +286,7 @@ def _gradients(
     case: _Case, dy: Array, scale: Array | None, statistics: _Statistics, factors: Sequence[float],
     priors: Sequence[Array | None], *, frozen: bool = False,
 ) -> Backward:  # fmt: skip
-    """Blended gradients. Mean and inverse deviation are the batch's; if `frozen`, constants."""
+    """Blended gradients. The mean and inverse deviation are the batch's, or constants if `frozen`."""
     names = ("alpha", "beta", "alpha_param", "beta_param")
     alpha, beta, alpha_param, beta_param = map(_arguments.scalar, factors, names)
     walk, dys, scales = case.walk, case.data("dy", dy), case.parameter("scale", scale, 1.0)

@@ -95,7 +95,7 @@ class AbiCheck:
         return subprocess.run(command, input=text, text=True, capture_output=True, check=False)
 
     def holds(self, text):
-        """Whether a piece of C++ compiles: an assertion about the headers."""
+        """Say whether a piece of C++ compiles: an assertion about the headers."""
         return self.run("-x", "c++", "-", text=text).returncode == 0
 
     def compile(self, *words, backends=BACKENDS):

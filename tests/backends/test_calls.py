@@ -58,7 +58,7 @@ NO_BLENDING = {
 
 
 def expected_axpby(backend, dtype, a, b):
-    """Whether a backend must compute axpby; None where it depends on the machine."""
+    """Say whether a backend must compute axpby; None where it depends on the machine."""
     if (backend, dtype) in NO_BLENDING:
         return (a, b) == (1.0, 0.0)
     if backend == "miopen":
@@ -198,7 +198,7 @@ class Case:
         return plan, functools.partial(plan, **arrays, workspace=space)
 
     def outputs(self):
-        """What is written, as bytes by name."""
+        """The written arrays, as bytes by name."""
         self.device.synchronize()
         return {name: self.device.to_numpy(array).tobytes() for name, array in self.made.items()}
 
@@ -222,7 +222,7 @@ class Case:
         )
 
     def verdicts(self):
-        """Of each output; every gap and every input is as it was."""
+        """The verdict on each output; every gap and every input is as it was."""
         self.device.synchronize()
         found = []
         for output in self.expected.outputs:

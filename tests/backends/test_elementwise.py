@@ -24,7 +24,7 @@ VALUES = [0.0, -0.0, 1.0, -1.5, 0.1, 1 / 3, 1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.
 
 
 def expected_support(backend, name, kinds):
-    """Whether a backend must compute on tensors described like this."""
+    """Say whether a backend must compute on tensors described like this."""
     layouts, dtype = [kind.layout for kind in kinds], kinds[0].dtype
     if backend == "miopen" and name == "fill":
         return dtype != DataType.FLOAT64

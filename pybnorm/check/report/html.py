@@ -260,5 +260,8 @@ def _defects(results: Iterable[CaseResult]) -> list[dict[str, Any]]:
     """Each known defect that explains a result, with what is recorded about it."""
     counts = Counter(word for r in results for word in re.split(r",\s*", r.known) if word)
     recorded = {defect.id: (defect.what, defect.links) for defect in DEFECTS}
-    found = ((word, count, *recorded.get(word, ("", ()))) for word, count in counts.most_common())
-    return [dict(zip(("id", "count", "what", "links"), facts, strict=True)) for facts in found]
+    found = []
+    for word, count in counts.most_common():
+        what, links = recorded.get(word, ("", ()))
+        found.append({"id": word, "count": count, "what": what, "links": links})
+    return found
