@@ -194,8 +194,8 @@ class Handle:
     def plan_backward(
         self, x: Any, dy: Any = None, dx: Any = None, *, mode: _Mode = ..., algorithm: _Algorithm | None = "auto",
         alpha: float = 1.0, beta: float = 0.0, alpha_param: float = 1.0, beta_param: float = 0.0, epsilon: float = 1e-5,
-        saved: bool = True, activation: _Activation = ..., z: Any = None, deterministic: bool = False,
-        parameters: Any = None,
+        saved: bool = True, running: bool = False, activation: _Activation = ..., z: Any = None,
+        deterministic: bool = False, parameters: Any = None,
     ) -> BackwardPlan:  # fmt: skip
         """Make a backward call ready; parameters as in `plan_forward_training`, dy and dx like x by default."""
 
@@ -272,7 +272,7 @@ class BackwardPlan(Plan):
     def __call__(
         self, x: Any, dy: Any, scale: Any, dx: Any, dscale: Any, dbias: Any, saved_mean: Any = None,
         saved_inv_variance: Any = None, workspace: Any = None, *, y: Any = None, bias: Any = None,
-        dz: Any = None, reserve: Any = None,
+        dz: Any = None, reserve: Any = None, running_mean: Any = None, running_variance: Any = None,
     ) -> None:  # fmt: skip
         """Run it on addresses, or on arrays as planned; saved statistics are given exactly where they were planned."""
 

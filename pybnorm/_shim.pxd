@@ -55,6 +55,7 @@ cdef extern from "pybnorm/shim.h" nogil:
         PBN_CAP_HALVES
         PBN_CAP_RESIDUAL
         PBN_CAP_OWN_PARAMETERS
+        PBN_CAP_CONSTANTS
         PBN_ACTIVATION_NONE
         PBN_ACTIVATION_RELU
         PBN_ACTIVATION_CLIPPED_RELU

@@ -155,6 +155,8 @@ class Capability(enum.IntFlag):
     """Some plan adds `z` before the activation, and its backward writes `dz`."""
     OWN_PARAMETERS = 4096
     """Parameters and running statistics may be of x's own dtype of 16 bits; saved statistics are float32 still."""
+    CONSTANTS = 8192
+    """Backward takes running statistics as constants, by plans: the gradients of inference."""
 
     def __repr__(self) -> str:
         return "|".join(f"Capability.{bit.name}" for bit in Capability if bit & self) or "Capability(0)"

@@ -96,7 +96,8 @@ typedef enum pbn_capability {
     PBN_CAP_INVERSE = 512,     /* inference takes 1/sqrt(variance + epsilon) too, by `inverse` of the call */
     PBN_CAP_HALVES = 1024,     /* plans make the halves of a synchronized batch norm: `sums_only` and `share` of the call */
     PBN_CAP_RESIDUAL = 2048,   /* some plan takes z, and backward dz; the core refuses them elsewhere */
-    PBN_CAP_OWN_PARAMETERS = 4096 /* parameters may be of x's own dtype of 16 bits; the core refuses them elsewhere */
+    PBN_CAP_OWN_PARAMETERS = 4096, /* parameters may be of x's own dtype of 16 bits; the core refuses them elsewhere */
+    PBN_CAP_CONSTANTS = 8192   /* backward takes running statistics as constants; the core refuses them elsewhere */
 } pbn_capability;
 
 /* When an error that kernels record on the device is read. */
@@ -210,7 +211,7 @@ typedef struct pbn_call {
     const void *x, *dy, *z;
     void *y, *dx, *dz; /* y: read only in backward */
     const void *scale, *bias;
-    void *running_mean, *running_variance; /* inference reads them only */
+    void *running_mean, *running_variance; /* inference reads them only, as does backward, in place of saved ones */
     int32_t inverse; /* inference: running_variance has 1/sqrt(variance + epsilon) itself; where PBN_CAP_INVERSE is set */
     void *saved_mean, *saved_inv_variance; /* 1/sqrt(biased variance + epsilon); backward reads them only */
     void *dscale, *dbias;

@@ -26,6 +26,7 @@ cdef extern from *:
         PBN_RESIDUAL = 4,  /* something is added before the activation */
         PBN_ACTIVATED = 8, /* it has an activation */
         PBN_MASKED = 16,   /* the activation's gradient is masked by forward's result */
+        PBN_CONSTANT = 32, /* backward's statistics are running ones */
         PBN_READ = 0,
         PBN_WRITTEN = 1
     };
@@ -67,6 +68,8 @@ cdef extern from *:
         VECTOR(BACKWARD, dbias, WRITTEN, ALWAYS, RUNS)
         VECTOR(BACKWARD, saved_mean, READ, SAVED, RUNS)
         VECTOR(BACKWARD, saved_inv_variance, READ, SAVED, RUNS)
+        VECTOR(BACKWARD, running_mean, READ, CONSTANT, CONSTANTS)
+        VECTOR(BACKWARD, running_variance, READ, CONSTANT, CONSTANTS)
         DATA(BACKWARD, y, READ, MASKED, RUNS)
         VECTOR(BACKWARD, bias, READ, ACTIVATED, RUNS)
         DATA(BACKWARD, dz, WRITTEN, RESIDUAL, RESIDUAL)
@@ -121,6 +124,7 @@ cdef extern from *:
         PBN_RESIDUAL
         PBN_ACTIVATED
         PBN_MASKED
+        PBN_CONSTANT
         PBN_ROWS
 
 
@@ -128,7 +132,7 @@ Tensor = collections.namedtuple("Tensor", "name vector written when needs")
 Tensor.__doc__ = """A tensor of a call: name, parameter or not, written or not, when it is there, capability needed."""
 cdef dict _WHEN = {
     PBN_ALWAYS: "always", PBN_RUNNING: "running", PBN_SAVED: "saved", PBN_RESIDUAL: "residual",
-    PBN_ACTIVATED: "activation", PBN_MASKED: "mask",
+    PBN_ACTIVATED: "activation", PBN_MASKED: "mask", PBN_CONSTANT: "constant",
 }
 cdef tuple _ROW_NAMES = tuple([pbn_rows[row].name.decode() for row in range(PBN_ROWS)])
 cdef int[PBN_ROWS] _FIRST_ROWS  # by operation

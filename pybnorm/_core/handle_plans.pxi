@@ -319,6 +319,7 @@ cdef class Handle(_HandleCalls):
         beta_param=0.0,
         epsilon=1e-5,
         saved=True,
+        running=False,
         activation=Activation.NONE,
         z=None,
         deterministic=False,
@@ -331,6 +332,10 @@ cdef class Handle(_HandleCalls):
 
         With ``saved=False`` the statistics are those of x and epsilon, which cuDNN has only slow kernels for; its
         ``"graph"`` does not take such a call.
+
+        With ``running=True`` and ``saved=False`` the calls are given a running mean and variance, which are constants:
+        ``dx = dy * scale / sqrt(variance + epsilon)``, the gradient of `forward_inference`. `Capability.CONSTANTS` says
+        where that is: on native, without an activation.
 
         Returns
         -------
@@ -360,6 +365,6 @@ cdef class Handle(_HandleCalls):
         _begin(&call, NULL, PBN_OP_BACKWARD)
         call.alpha_param, call.beta_param = _number(alpha_param, "alpha_param"), _number(beta_param, "beta_param")
         return self._planned(
-            &call, {"x": x, "dy": dy, "dx": dx, "z": z}, mode, alpha, beta, epsilon, activation, _has(False, saved, z),
-            algorithm, deterministic, parameters,
+            &call, {"x": x, "dy": dy, "dx": dx, "z": z}, mode, alpha, beta, epsilon, activation,
+            _has(running, saved, z, PBN_OP_BACKWARD), algorithm, deterministic, parameters,
         )

@@ -135,9 +135,8 @@ def way_of(
     _set_scalars(&call, values)
     call.share, call.sums_only = share, sums_only
     call.deterministic = _arguments.boolean(deterministic, "deterministic")
-    plan = _plan(
-        handle, &call, tensors, _has(running, saved, tensors.get("z")), "auto", parameters, False, True, alignment
-    )
+    has = _has(running, saved, tensors.get("z"), call.operation)
+    plan = _plan(handle, &call, tensors, has, "auto", parameters, False, True, alignment)
     if not bound:
         plan.handle = None  # whose lists have it: it would be a circle
     return plan

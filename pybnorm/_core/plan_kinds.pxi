@@ -315,7 +315,7 @@ cdef Plan _plan(
                 continue
             if argument.row.vector:
                 found[i] = statistics if _is_statistic(call, plan.names[i]) else own
-                if argument.row.when & (PBN_RUNNING | PBN_SAVED):
+                if argument.row.when & (PBN_RUNNING | PBN_SAVED | PBN_CONSTANT):
                     _set_address(call, argument.row, <uintptr_t>&_there)
             argument.span = _span_bytes(found[i])
             argument.element = found[i].dtype.itemsize
@@ -368,10 +368,11 @@ cdef int _keep_biased(Plan plan, Handle handle) except -1:
     return 0
 
 
-cdef int _has(object running, object saved, object z=None) except -1:
-    """List what a call has, for `_plan`."""
+cdef int _has(object running, object saved, object z=None, int operation=PBN_OP_FORWARD_TRAINING) except -1:
+    """List what a call has, for `_plan`; running statistics are constants to backward."""
+    cdef int given = PBN_CONSTANT if operation == PBN_OP_BACKWARD else PBN_RUNNING
     return (
-        (PBN_RUNNING if _arguments.boolean(running, "running") else 0)
+        (given if _arguments.boolean(running, "running") else 0)
         | (PBN_SAVED if _arguments.boolean(saved, "saved") else 0)
         | (0 if z is None or z is False else PBN_RESIDUAL)
     )
@@ -453,9 +454,9 @@ cdef class BackwardPlan(Plan):
 
     def __call__(
         self, x, dy, scale, dx, dscale, dbias, saved_mean=None, saved_inv_variance=None, workspace=None, *,
-        y=None, bias=None, dz=None, reserve=None,
+        y=None, bias=None, dz=None, reserve=None, running_mean=None, running_variance=None,
     ):
-        """Run it on addresses, or on arrays as planned; saved statistics are given exactly where they were planned.
+        """Run it on addresses, or on arrays as planned; statistics are given exactly where they were planned.
 
         With an activation also the bias and, but for algorithm None, y, the forward's result; with z also dz, written,
         and where the plan's `reserve_size` is not 0 the reserve that forward wrote: an array or (address, bytes), as
@@ -473,6 +474,8 @@ cdef class BackwardPlan(Plan):
         arguments.saved_inv_variance.object = <void *>saved_inv_variance
         arguments.y.object = <void *>y
         arguments.bias.object, arguments.dz.object = <void *>bias, <void *>dz
+        arguments.running_mean.object = <void *>running_mean
+        arguments.running_variance.object = <void *>running_variance
         self._call(self._owner(), &arguments, workspace, reserve)
 
 

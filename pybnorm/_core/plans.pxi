@@ -379,8 +379,8 @@ cdef class Plan:
         cdef bint planned = self.arguments[i].planned
         cdef int when = self.arguments[i].row.when
         name = self.names[i]
-        if when == PBN_RUNNING or when == PBN_SAVED:
-            what = "running" if when == PBN_RUNNING else "saved"
+        if when in (PBN_RUNNING, PBN_SAVED, PBN_CONSTANT):
+            what = "saved" if when == PBN_SAVED else "running"
             return errors.ArgumentError(
                 f"{what}_mean", "a pair that is" + (" not given" if planned else " given"),
                 "both, as planned" if planned else f"none: the plan was made with {what}=False",

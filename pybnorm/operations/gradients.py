@@ -118,15 +118,24 @@ def backward_frozen(
     epsilon = _arguments.epsilon(epsilon)
     centre, spread = p.parameter("mean", mean, shape), p.parameter("variance", variance, shape)
     gain = p.parameter("scale", scale, shape, 1.0)
+    sums = dscale is not None or dbias is not None
+    if _frozen and dx is not None and sums and _takes_constants(p, xb):
+        p.gradient(shape.kept, xb, dyb, gain, *results, **blend, epsilon=epsilon, running=(centre, spread))
+        return
     if _frozen and dx is not None:
         zeros, options = p.constant(0.0, shape), {"alpha": blend["alpha"], "beta": blend["beta"], "epsilon": epsilon}
         p.inference(shape.kept, dyb, gain, zeros, zeros, spread, results[0], **options)
     if _frozen:
         gain, results = p.constant(1.0, shape), (None, *results[1:])
         blend |= {"alpha": 1.0, "beta": 0.0}
-    if not _frozen or dscale is not None or dbias is not None:
+    if not _frozen or sums:
         saved = centre, p.inverse(spread, epsilon)
         p.gradient(shape.kept, xb, dyb, gain, *results, **blend, saved=saved)
+
+
+def _takes_constants(p: Program, x: Buffer) -> bool:
+    bits, _ = capability(p.handle.backend, Operation.BACKWARD, Mode.SPATIAL, x.dtype, Layout.CHANNELS_FIRST, 4)
+    return bool(bits & Capability.CONSTANTS)
 
 
 training_grad = alias(

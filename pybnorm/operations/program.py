@@ -304,10 +304,11 @@ class Program:
 
     def gradient(
         self, kept: Dims, x: Buffer, dy: Buffer, scale: Buffer, dx: Buffer | None, dscale: Buffer, dbias: Buffer, *,
-        saved: _Pair = None, **options: float,
+        saved: _Pair = None, running: _Pair = None, **options: float,
     ) -> None:  # fmt: skip
-        """Backward; dx None: scratch."""
-        parameters = {"scale": scale, "dscale": dscale, "dbias": dbias, **_named(_SAVED, saved)}
+        """Backward; dx None: scratch. `running`: statistics that are constants."""
+        parameters = {"scale": scale, "dscale": dscale, "dbias": dbias}
+        parameters |= _named(_SAVED, saved) | _named(_RUNNING, running)
         options = {"alpha": 1.0, "beta": 0.0, "alpha_param": 1.0, "beta_param": 0.0, "epsilon": 0.0, **options}
         self._call(_Wanted("backward", parameters, options), kept, {"x": x, "dy": dy, "dx": dx})
 

@@ -17,7 +17,8 @@ ARCHITECTURES = (75, 80, 86, 90, 120)
 
 def instances():
     """Each kernel in each direction and dtype, also of parameters; the other macros are taken in turn."""
-    turns = {name: itertools.cycle(values) for name, values in (("fused", (0, 1)), ("narrow", (1, 0, 0)))}
+    turns = {"fused": (0, 1), "narrow": (1, 0, 0), "by": (1, 2, 1)}
+    turns = {name: itertools.cycle(values) for name, values in turns.items()}
     for own, dtype, backward in itertools.product((0, 1), range(4), (0, 1)):
         full = {0: 4, 1: 2}.get(dtype, 8)
         for name in (*ROWS, *COLUMNS, "row_sums any", "any_apply", "finish", "merge", "elements"):
@@ -29,7 +30,7 @@ def instances():
             elif name in ("row_sums any", "any_apply"):
                 form, vector = 2, 1
             values = {"DTYPE": dtype, "PARAM": dtype if own else dtype == 1, "FORM": form, "VECTOR": vector}
-            yield name.split()[0], values | {"BACKWARD": backward, "FUSED": next(turns["fused"])}
+            yield name.split()[0], values | {"BACKWARD": backward and next(turns["by"]), "FUSED": next(turns["fused"])}
 
 
 @pytest.fixture(scope="module")

@@ -355,8 +355,8 @@ def test_bad_queries(bench):
 
 
 def test_outputs_and_workspace_keep_apart(bench):
-    arguments = given(bench, "backward_frozen")
-    size = operations.workspace_size(bench.handle, "backward_frozen", **arguments)
+    arguments = given(bench, "training_grad")
+    size = operations.workspace_size(bench.handle, "training_grad", **arguments)
     for changes, argument in [
         ({"dscale": arguments["mean"]}, ("dscale",)),
         ({"dbias": arguments["dscale"]}, ("dscale", "dbias")),
@@ -364,12 +364,12 @@ def test_outputs_and_workspace_keep_apart(bench):
     ]:
         _, address = bench.memory(size)
         with pytest.raises(ArgumentError) as caught:
-            call(bench, "backward_frozen", arguments | changes, workspace=(address, size))
+            call(bench, "training_grad", arguments | changes, workspace=(address, size))
         assert caught.value.argument in argument
     buffer, address = bench.memory(size + 1024)
     inside = arguments["x"]._replace(pointer=address + 64)
     with pytest.raises(ArgumentError, match="workspace"):
-        call(bench, "backward_frozen", arguments | {"x": inside}, workspace=(address, size))
+        call(bench, "training_grad", arguments | {"x": inside}, workspace=(address, size))
     assert buffer.pointer <= inside.pointer
 
 

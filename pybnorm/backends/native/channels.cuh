@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(256) finish(CONSTANT arguments a, C
     combined all(has ? records[base].first : 0);
     N inverse = 0, mean = 0;
     if (BACKWARD && has) {
-        inverse = given_inverse(a, at);
+        inverse = inverse_of(a, at);
         mean = given_mean(a, at);
     }
     if (has) {

@@ -102,7 +102,7 @@ static __device__ __forceinline__ void find_coefficients(const arguments &a, con
         return;
     for (u32 c = threadIdx.y * blockDim.x + threadIdx.x; c < t.columns; c += blockDim.x * blockDim.y) {
         const i64 at = column_vector(a, t.first + c);
-        t.found[c] = affine(a, at, given_mean(a, at), given_inverse(a, at));
+        t.found[c] = affine(a, at, given_mean(a, at), inverse_of(a, at));
     }
     __syncthreads();
     if (has)
@@ -361,7 +361,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) tiles(CONSTANT arguments a)
         coefficients k = {0, 0, 0, 0, 0, 0};
         N inverse;
         if (BACKWARD) {
-            inverse = given_inverse(a, at);
+            inverse = inverse_of(a, at);
             if (j == 0)
                 finish_backward(a, at, all.first(a.share), all.second(a.share), inverse);
             k = affine(a, at, given_mean(a, at), inverse);

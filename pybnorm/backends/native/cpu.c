@@ -84,7 +84,7 @@ typedef struct job {
     problem p;
     char *data[TENSORS];
     size_t item, number; /* bytes of an element and of a number that is computed with */
-    int backward, fuses, gathers, reads_y, large;
+    int backward, constant, fuses, gathers, reads_y, large; /* constant: backward by running statistics */
     int stage; /* a FINISH_ of the tasks that run */
     int64_t parts, segments, part_rows; /* of a group's rows; segments of one long row */
     int64_t strip, strips;              /* columns of a task */
@@ -424,7 +424,13 @@ static int64_t groups_together(const job *j, int64_t group) {
 static void visit_results(const job *j, const piece *of, void *with) {
     const void *by[VECTORS];
     vectors_of(j, of, with, by);
-    j->run->results[j->backward][j->p.columns][j->fuses](of, by, &j->f);
+    if (j->constant) { /* an inference of dy by the mean 0: what is in x does not matter */
+        const int64_t steps[TENSORS] = {of->steps[DY], of->steps[DX]}, apart[TENSORS] = {of->apart[DY], of->apart[DX]};
+        const piece one = {.at = {of->at[DY], of->at[DX]}, .channels = of->channels, .rows = of->rows, .n = of->n,
+                           .apart = apart, .steps = steps, .column = of->column};
+        j->run->results[0][j->p.columns][j->fuses](&one, by, &j->f);
+    } else
+        j->run->results[j->backward][j->p.columns][j->fuses](of, by, &j->f);
 }
 
 static void write_results(const job *j, cursor c, const char *vectors, size_t stride, int64_t place) {
@@ -447,7 +453,7 @@ static void whole_strip(const job *j, int64_t group, int64_t groups, int64_t fir
     const size_t stride = sizeof vectors[0];
     const int64_t index = j->p.columns ? first_column / j->p.repeat : 0;
     const int64_t n = j->p.columns ? smaller(columns / j->p.repeat, j->p.period) : groups;
-    const int saved = j->backward && j->call->saved_mean != NULL;
+    const int saved = j->backward && (j->constant || j->call->saved_mean != NULL);
     char *const to = (char *)vectors;
     if (saved)
         finish(j, FINISH_GIVEN, group, index, n, NULL, NULL, to, stride, 0);
@@ -588,6 +594,7 @@ static void make_job(job *j, const pbn_call *call) {
     memset(j, 0, sizeof *j);
     j->call = call;
     j->backward = backward;
+    j->constant = backward && call->running_mean != NULL;
     j->run = kernels_here[call->x_desc->dtype];
     j->item = pbn_item_size(call->x_desc->dtype);
     j->number = call->x_desc->dtype == PBN_FLOAT64 ? 8 : 4;
@@ -695,7 +702,7 @@ static int run_job(const job *made) {
     j.second = j.first + sums_bytes(&j) / sizeof *j.first;
     j.vectors = infers ? call->workspace : (char *)call->workspace + 2 * sums_bytes(&j);
     j.stride = vector_bytes(&j);
-    run_stage(&j, infers || (j.backward && call->saved_mean != NULL) ? FINISH_GIVEN : FINISH_TRAINING, threads);
+    run_stage(&j, infers || j.constant || (j.backward && call->saved_mean != NULL) ? FINISH_GIVEN : FINISH_TRAINING, threads);
     if (j.backward && !infers)
         run_stage(&j, FINISH_GRADIENT, threads);
     if (infers && has_inference_rows(&j))

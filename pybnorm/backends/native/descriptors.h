@@ -97,7 +97,8 @@ static uint32_t capability(int operation, int mode, int dtype, int layout, int r
         status = check_mode(mode);
     if (operation >= PBN_OP_FORWARD_TRAINING && operation <= PBN_OP_BACKWARD)
         bits |= PBN_CAP_BLEND_NATIVE | PBN_CAP_ACTIVATION | PBN_CAP_IN_PLACE | PBN_CAP_RESIDUAL |
-                PBN_CAP_OWN_PARAMETERS | (operation == PBN_OP_FORWARD_INFERENCE ? PBN_CAP_INVERSE : PBN_CAP_HALVES);
+                PBN_CAP_OWN_PARAMETERS | (operation == PBN_OP_FORWARD_INFERENCE ? PBN_CAP_INVERSE : PBN_CAP_HALVES) |
+                (operation == PBN_OP_BACKWARD ? PBN_CAP_CONSTANTS : 0);
     if (why != NULL)
         *why = status == PBN_OK ? NULL : pbn_reason;
     return status == PBN_OK ? bits : 0;
@@ -132,6 +133,8 @@ static int check_call(const pbn_call *call) {
         return pbn_refuse(PBN_E_ARGUMENT, "parameters are float64 for float64 data, else float32 or as the data");
     if (backward && call->share != 0 && call->saved_mean == NULL)
         return pbn_refuse(PBN_E_UNSUPPORTED, "the gradient of sums that are given needs the saved statistics");
+    if (backward && call->running_mean != NULL && (call->saved_mean != NULL || call->activation != PBN_ACTIVATION_NONE))
+        return pbn_refuse(PBN_E_UNSUPPORTED, "running statistics stand in place of saved ones, without an activation");
     if (call->operation == PBN_OP_FORWARD_TRAINING && call->share != 0 && !call->sums_only)
         return pbn_refuse(PBN_E_UNSUPPORTED, "statistics are merged with sums_only");
     return PBN_OK;

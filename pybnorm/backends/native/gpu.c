@@ -26,7 +26,7 @@ typedef struct work {
     const pbn_call *call;
     pbn_handle *handle;
     problem p;
-    int form, vector, superrow, backward, fused, by_columns;
+    int form, vector, superrow, backward, constant, fused, by_columns; /* constant: backward by running statistics */
     int residual; /* of several launches: which writes dz */
     unsigned used;               /* bits of the tensors that are read or written */
     unsigned shift[PLACES];      /* elements of an address past 16 bytes */
@@ -51,7 +51,7 @@ static launch *add_launch(work *w, enum kernel_name name, int stage, int backwar
     memset(l, 0, sizeof *l);
     if (!backward && (alike || name == KERNEL_ROW_SUMS || name == KERNEL_COLUMN_SUMS))
         fused = 0;
-    *status = find_kernel(w->handle, (instance){name, dtype, param, backward, fused, alike ? 1 : w->form, alike ? 1 : w->vector}, &l->of);
+    *status = find_kernel(w->handle, (instance){name, dtype, param, backward ? 1 + w->constant : 0, fused, alike ? 1 : w->form, alike ? 1 : w->vector}, &l->of);
     if (*status != PBN_OK)
         return NULL;
     l->stage = stage;
@@ -156,7 +156,7 @@ static void set_numbers(arguments *a, const pbn_call *c) {
     a->high = c->activation >= PBN_ACTIVATION_CLIPPED_RELU ? c->activation_high : INFINITY;
     a->sums_only = c->sums_only;
     a->given = c->operation == PBN_OP_BACKWARD && c->share != 0;
-    a->inverse = c->inverse || c->operation == PBN_OP_BACKWARD;
+    a->inverse = c->inverse || (c->operation == PBN_OP_BACKWARD && c->running_mean == NULL);
     a->reads_y = has_residual_out(c) && c->activation != PBN_ACTIVATION_NONE;
 }
 
@@ -478,6 +478,7 @@ static int make_work(work *w, pbn_handle *handle, const pbn_call *call, const vo
     memset(w, 0, sizeof *w);
     w->call = call, w->handle = handle;
     w->backward = call->operation == PBN_OP_BACKWARD;
+    w->constant = w->backward && call->running_mean != NULL;
     w->fused = call->activation != PBN_ACTIVATION_NONE || call->alpha != 1 || call->beta != 0 || pbn_has_residual(call);
     note_pointers(w, data);
     if (!w->backward && call->operation == PBN_OP_FORWARD_TRAINING && call->sums_only && call->share != 0) {
@@ -504,7 +505,7 @@ static int make_work(work *w, pbn_handle *handle, const pbn_call *call, const vo
         w->args[RESULTS] = *a;
         return plan_results(w, &w->args[RESULTS]);
     }
-    if (w->backward && call->saved_mean == NULL) {
+    if (w->backward && call->saved_mean == NULL && !w->constant) {
         const int vector = w->vector;
         w->args[STATISTICS] = *a;
         w->args[STATISTICS].sums_only = 1;
@@ -528,7 +529,7 @@ static size_t workspace_of(const work *w) { return stats_size(w) + rounded(w->pa
 static void bind(work *w) {
     const pbn_call *c = w->call;
     const void *data[PLACES];
-    const int inference = c->operation == PBN_OP_FORWARD_INFERENCE;
+    const int running = w->constant || c->operation == PBN_OP_FORWARD_INFERENCE; /* are given */
     char *const workspace = c->workspace;
     data_of(c, data);
     for (int stage = 0; stage < STAGES; stage++) {
@@ -547,10 +548,10 @@ static void bind(work *w) {
         a->dscale = c->dscale, a->dbias = c->dbias;
         a->stats = w->stats ? workspace : NULL;
         a->parts = workspace + stats_size(w);
-        a->running_mean = inference || stage == STATISTICS ? NULL : c->running_mean;
-        a->running_variance = inference ? NULL : c->running_variance;
-        a->saved_mean = inference ? c->running_mean : c->saved_mean;
-        a->saved_inverse = inference ? c->running_variance : c->saved_inv_variance;
+        a->running_mean = running || stage == STATISTICS ? NULL : c->running_mean;
+        a->running_variance = running ? NULL : c->running_variance;
+        a->saved_mean = running ? c->running_mean : c->saved_mean;
+        a->saved_inverse = running ? c->running_variance : c->saved_inv_variance;
         if (stage == STATISTICS || (stage == RESULTS && c->operation == PBN_OP_FORWARD_TRAINING))
             a->saved_mean = a->saved_inverse = NULL; /* in the workspace they are not rounded to the parameters' type */
         if (a->saved_mean == NULL)

@@ -291,7 +291,7 @@ static int load_kernel(const pbn_handle *handle, const instance *of, kernel *fre
 
 static int find_kernel(pbn_handle *handle, instance of, kernel **found) {
     const unsigned key = (unsigned)of.name | (unsigned)of.dtype << 4 | (unsigned)of.param << 6 | (unsigned)of.backward << 8 |
-                         (unsigned)of.fused << 9 | (unsigned)of.form << 10 | (unsigned)of.vector << 12;
+                         (unsigned)of.fused << 10 | (unsigned)of.form << 11 | (unsigned)of.vector << 13;
     kernel **cached = &handle->found[(key * 0x9e3779b1u) >> 26];
     int status = PBN_OK;
     if (*cached != NULL && (*cached)->key == key) {

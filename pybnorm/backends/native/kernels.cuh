@@ -4,7 +4,7 @@
  *
  *     KERNEL_name   the one kernel that is compiled
  *     DTYPE, PARAM  numbers of pbn_dtype: of the data; of parameters and running statistics
- *     BACKWARD      0 or 1
+ *     BACKWARD      0, 1, or 2: by running statistics, which are constants
  *     FUSED         0, or 1: an activation, a residual, or scalars alpha and beta other than 1 and 0
  *     FORM          0 rows that begin anywhere, 1 rows of whole vectors, 2 any strides, element by element
  *     VECTOR        columns: elements that a thread reads at once
@@ -217,7 +217,7 @@ static __device__ __forceinline__ N result(const arguments &a, const coefficient
 }
 
 static __device__ __forceinline__ N gradient(const arguments &a, const coefficients &k, N x, N d, N prior) {
-    const N v = d * k.a + ((x - k.mean) * k.inverse * k.slope + k.centre);
+    const N v = BACKWARD == 2 ? d * k.a : d * k.a + ((x - k.mean) * k.inverse * k.slope + k.centre);
     return FUSED ? blended(a, v, prior) : v;
 }
 
@@ -329,6 +329,11 @@ static __device__ __forceinline__ N given_inverse(const arguments &a, i64 i) {
     return given(a, a.saved_inverse, i);
 }
 
+static __device__ __forceinline__ N inverse_of(const arguments &a, i64 i) {
+    const N inverse = given_inverse(a, i);
+    return BACKWARD == 2 && !a.inverse ? inverse_root((double)inverse + a.epsilon) : inverse;
+}
+
 static __device__ __forceinline__ coefficients affine(const arguments &a, i64 i, N mean, N inverse) {
     coefficients k = {mean, (a.scale ? parameter(a.scale, i) : (N)1) * inverse, 0, 0, 0, 0};
     if (a.bias)
@@ -349,7 +354,7 @@ struct channel {
     __device__ __forceinline__ channel(const arguments &a, i64 i) : mean(given_mean(a, i)), inverse(given_inverse(a, i)) {
         scale = a.scale ? parameter(a.scale, i) : (N)1;
         bias = a.bias ? parameter(a.bias, i) : (N)0;
-        if (BACKWARD) {
+        if (BACKWARD == 1) {
             sum = a.given ? statistic(a.dbias, i) : ((const N *)a.stats)[2 * a.channels + i];
             dot = a.given ? statistic(a.dscale, i) : ((const N *)a.stats)[3 * a.channels + i];
         }
@@ -357,7 +362,7 @@ struct channel {
     __device__ __forceinline__ coefficients found(const arguments &a) const {
         const N r = a.inverse ? inverse : inverse_root((double)inverse + a.epsilon);
         coefficients k = {mean, scale * r, bias, 0, 0, 0};
-        if (BACKWARD)
+        if (BACKWARD == 1)
             slope_of(a, k, r, sum, dot);
         return k;
     }

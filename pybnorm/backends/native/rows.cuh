@@ -316,7 +316,7 @@ static __device__ coefficients start_coefficients(const arguments &a, i64 i, N &
     coefficients k = {0, 0, 0, 0, 0, 0};
     inverse = 0;
     if (BACKWARD) {
-        inverse = given_inverse(a, i);
+        inverse = inverse_of(a, i);
         k = affine(a, i, given_mean(a, i), inverse);
     }
     return k;

@@ -47,6 +47,7 @@ def _table(operation: Operation) -> tuple[Tensor, ...]:
             row.when,
         )
         for row in _core.tensors(operation)
+        if row.when != "constant"  # of `frozen`
     )
 
 
