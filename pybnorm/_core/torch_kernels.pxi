@@ -465,48 +465,6 @@ cdef int _torch_forward(int which, uint64_t *stack, void **handles, uint64_t *ma
     return status
 
 
-cdef int _torch_frozen(int which, uint64_t *stack, void **handles, uint64_t *made, char *text) noexcept nogil:
-    """The gradient of x alone, by constant statistics: an inference of dy with mean and bias 0."""
-    cdef _TorchTensor dy
-    cdef _TorchTensor x
-    cdef _TorchKey key
-    cdef uintptr_t vectors[2]
-    cdef uintptr_t results[4]
-    cdef pbn_arguments arguments
-    cdef int outputs = 4 if which == _OURS_BACKWARD else 3
-    cdef int32_t dtype
-    cdef uint64_t wanted
-    cdef int i
-    cdef int status
-    memset(&arguments, 0, sizeof(arguments))
-    if which == _OURS_BACKWARD and (handles[11] != NULL or (stack[12] & 0xff) != 0):  # ReLU, a residual
-        return _REFUSED
-    for i in range(3):
-        wanted = 0
-        if _torch.torch_list_get_item(<void *>stack[9], <size_t>i, &wanted) != 0 or (wanted & 0xff != 0) != (i == 0):
-            return _REFUSED
-    if not _torch_data(handles[0], &dy) or not _torch_data(handles[1], &x) or not _torch_alike(&dy, &x):
-        return _REFUSED
-    dtype = _torch_parameters(&x, &handles[2], 3)
-    for i in range(2):
-        if not _torch_vector(handles[2 + 2 * i], &x, dtype, &vectors[i]):
-            return _REFUSED
-    if vectors[1] == 0 or not _torch_results(&x, dtype, 0, outputs, False, made, results):
-        return _REFUSED
-    _torch_key(
-        &key, PBN_OP_FORWARD_INFERENCE, &x, _OWN if dtype != _torch_wide(&x) else 0, _torch_float(stack[8]), 0
-    )
-    arguments.x.address, arguments.y.address = dy.address, results[0]
-    arguments.scale.address, arguments.running_variance.address = vectors[0], vectors[1]
-    status = _torch_run(&key, &arguments, text)
-    for i in range(1, 4 if which == _OURS_BACKWARD and status == _DONE else 0):
-        if not _torch_empty(&x, &made[i]):
-            status = _REFUSED
-    if status != _DONE:
-        _torch_free(made, outputs)
-    return status
-
-
 cdef int _torch_backward(int which, uint64_t *stack, void **handles, uint64_t *made, char *text) noexcept nogil:
     cdef _TorchTensor dy
     cdef _TorchTensor x
@@ -514,57 +472,69 @@ cdef int _torch_backward(int which, uint64_t *stack, void **handles, uint64_t *m
     cdef _TorchTensor y
     cdef uintptr_t vectors[4]
     cdef uintptr_t results[4]
+    cdef uint64_t wanted[4]
     cdef pbn_arguments arguments
     cdef bint vendor = which == _CUDNN_BACKWARD or which == _MIOPEN_BACKWARD  # of training, and take x first
-    cdef uint64_t wanted = 0
+    cdef bint constant = not vendor and (stack[7] & 0xff) == 0  # the statistics are the running ones
     cdef bint adds = which == _OURS_BACKWARD and (stack[12] & 0xff) != 0
+    cdef bint alone  # dx by constants: an inference of dy, with mean and bias 0
+    cdef int statistics = 3 if constant else 5
     cdef int outputs = 4 if which == _OURS_BACKWARD else 3
-    cdef int flags = _TRAINS
+    cdef int flags = _UPDATES if constant else _TRAINS
     cdef int32_t dtype
-    cdef int64_t i
+    cdef int i
     cdef int status
     memset(&arguments, 0, sizeof(arguments))
-    if not vendor and (stack[7] & 0xff) == 0:
-        return _torch_frozen(which, stack, handles, made, text)
-    if handles[5] == NULL or handles[6] == NULL:
+    for i in range(3):
+        wanted[i] = 1
+        if not vendor and _torch.torch_list_get_item(<void *>stack[9], <size_t>i, &wanted[i]) != 0:
+            return _REFUSED
+        wanted[i] &= 0xff
+    wanted[3] = adds
+    alone = constant and wanted[0] != 0 and wanted[1] == 0 and wanted[2] == 0
+    if handles[statistics] == NULL or handles[statistics + 1] == NULL:
         return _REFUSED
     if not _torch_data(handles[vendor], &dy) or not _torch_data(handles[not vendor], &x):
         return _REFUSED
     if not _torch_alike(&dy, &x):
         return _REFUSED
-    dtype = _torch_parameters(&x, &handles[2], 1)
+    dtype = _torch_parameters(&x, &handles[2], 3 if constant else 1)
     flags |= _OWN if dtype != _torch_wide(&x) else 0
     for i in range(3):
-        if not _torch_vector(handles[2 if i == 0 else i + 4], &x, dtype if i == 0 else _torch_wide(&x), &vectors[i]):
+        if not _torch_vector(
+            handles[2 if i == 0 else statistics + i - 1], &x, dtype if i == 0 or constant else _torch_wide(&x),
+            &vectors[i],
+        ):
             return _REFUSED
-    if which == _OURS_BACKWARD:
-        if handles[11] != NULL:
-            if not _torch_data(handles[11], &y) or not _torch_alike(&y, &x):
-                return _REFUSED
-            if not _torch_vector(handles[10], &x, dtype, &vectors[3]):
-                return _REFUSED
-            flags |= _ACTIVATES | (_ADDS if adds else 0)
-            arguments.y.address, arguments.bias.address = y.address, vectors[3]
-        elif adds:
+    if which == _OURS_BACKWARD and (handles[11] != NULL or adds):
+        if constant or handles[11] == NULL or not _torch_data(handles[11], &y) or not _torch_alike(&y, &x):
             return _REFUSED
-    if not vendor and not flags & _ACTIVATES and _torch.torch_list_get_item(<void *>stack[9], 0, &wanted) == 0:
-        flags |= _SUMS if not wanted & 0xff else 0
-    if not _torch_results(&x, dtype, x.dims[1], outputs, adds, made, results):
+        if not _torch_vector(handles[10], &x, dtype, &vectors[3]):
+            return _REFUSED
+        flags |= _ACTIVATES | (_ADDS if adds else 0)
+        arguments.y.address, arguments.bias.address = y.address, vectors[3]
+    if wanted[0] == 0 and not flags & _ACTIVATES:
+        flags |= _SUMS
+    if not _torch_results(&x, dtype, 0 if alone else x.dims[1], outputs, adds, made, results):
         return _REFUSED
-    _torch_key(&key, PBN_OP_BACKWARD, &x, flags, _torch_float(stack[7 if vendor else 8]), 0)
-    if adds:
-        arguments.dz.address = results[3]
     arguments.x.address, arguments.dy.address, arguments.dx.address = x.address, dy.address, results[0]
     arguments.scale.address, arguments.dscale.address, arguments.dbias.address = vectors[0], results[1], results[2]
-    arguments.saved_mean.address, arguments.saved_inv_variance.address = vectors[1], vectors[2]
+    if constant:
+        arguments.running_mean.address, arguments.running_variance.address = vectors[1], vectors[2]
+    else:
+        arguments.saved_mean.address, arguments.saved_inv_variance.address = vectors[1], vectors[2]
+    if alone:
+        arguments.x.address, arguments.y.address, arguments.running_mean.address = dy.address, results[0], 0
+        _torch_key(&key, PBN_OP_FORWARD_INFERENCE, &x, flags & _OWN, _torch_float(stack[8]), 0)
+    else:
+        _torch_key(&key, PBN_OP_BACKWARD, &x, flags, _torch_float(stack[7 if vendor else 8]), 0)
+    if adds:
+        arguments.dz.address = results[3]
     status = _torch_run(&key, &arguments, text)
     if status == _DONE and which == _NATIVE_BACKWARD and flags & _SUMS and not _torch_empty(&x, &made[0]):
         status = _REFUSED
     for i in range(outputs if which == _OURS_BACKWARD and status == _DONE else 0):  # nobody wants some of them
-        wanted = adds
-        if i < 3 and _torch.torch_list_get_item(<void *>stack[9], <size_t>i, &wanted) != 0:
-            wanted = 1
-        if not wanted & 0xff and not _torch_empty(&x, &made[i]):
+        if wanted[i] == 0 and not _torch_empty(&x, &made[i]):
             status = _REFUSED
     if status != _DONE:
         _torch_free(made, outputs)

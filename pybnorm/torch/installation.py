@@ -247,9 +247,10 @@ class _Host:
             elif sums:
                 values = {"mode": Mode.SPATIAL, "epsilon": options.pop("epsilon"), **_UNBLENDED}
                 options |= {"sums_only": True, "bound": True}
-                found = _core.way_of(handle, Operation.BACKWARD, {"x": like}, values, False, True, False, 16, **options)
+                has = running, not running
+                found = _core.way_of(handle, Operation.BACKWARD, {"x": like}, values, *has, False, 16, **options)
             else:
-                found = handle.plan_backward(like, **options)
+                found = handle.plan_backward(like, running=running, saved=not running, **options)
         except REFUSALS:
             pass
         functional._local.ready.keep(key, found, functional.MOST_READY)

@@ -338,18 +338,20 @@ def _differentiate(
     fallback: bool,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     packed = dense(x)
-    if training and (packed is not x or dy.stride() != x.stride()) and calls.fits(x, weight, bias):
-        # The kernel in C takes it then.
-        y = None if y is None else like(y, packed)
-        data = like(dy, packed), packed, weight, running_mean, running_var, mean, inverse
-        result: tuple[torch.Tensor, ...] = _backward(*data, training, eps, wanted, bias, y, residual, fallback)
+    dz, y = like(dy, packed), None if y is None else like(y, packed)
+    statistics = running_mean, running_var, mean, inverse
+    if y is not None and not training:  # the kernel in C has the gradient of ReLU by the batch's statistics alone
+        dz = _mask(dz, y, 0)
+        *found, _ = _backward(dz, packed, weight, *statistics, False, eps, wanted, None, None, False, fallback)
+        return *found, dz if residual else x.new_empty(0)
+    if (packed is not x or dz is not dy) and calls.fits(x, weight, bias):  # the kernel in C takes it then
+        rest = training, eps, wanted, bias, y, residual, fallback
+        result: tuple[torch.Tensor, ...] = _backward(dz, packed, weight, *statistics, *rest)
         return result
-    dz = like(dy, packed)
-    if y is not None:
-        dz = _mask(dz, like(y, packed), 0)
+    dz = dz if y is None else _mask(dz, y, 0)
     by: tuple[Any, Any] = (mean, inverse) if training else (running_mean, running_var)
-    found = (calls.differentiate if training else _of_constants)(packed, dz, weight, *by, eps, wanted, fallback)
-    return tuple([x.new_empty(0) if one is None else one for one in (*found, dz if residual else None)])
+    made = (calls.differentiate if training else _of_constants)(packed, dz, weight, *by, eps, wanted, fallback)
+    return tuple([x.new_empty(0) if one is None else one for one in (*made, dz if residual else None)])
 
 
 def _of_constants(

@@ -96,8 +96,7 @@ def test_steps_are_right_and_by_plans(torch, ours, device, own, shape, layout, d
             assert (value.dtype, value.stride(), value.device) == (like.dtype, like.stride(), like.device)
             error = (value.double() - right[name]).abs().max()
             assert error <= tolerance * max(1, right[name].abs().max()), (name, affine, running, training)
-        # Evaluation's gradients of parameters are PyTorch's.
-        assert own == (["native_batch_norm_backward"] if affine and not training else [])
+        assert own == []
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
@@ -129,7 +128,7 @@ def test_gradients_of_parameters_alone(torch, ours, device, monkeypatch):
         ours.batch_norm(x, mean, variance, *leaves, training=training, eps=1e-3).backward(dy)
         for name, leaf in zip(("dweight", "dbias"), leaves, strict=True):
             assert torch.allclose(leaf.grad.double(), right[name], atol=2e-5), (name, training)
-    assert asked.count(True) == 1  # sums without dx, by one plan for both
+    assert asked.count(True) == 2  # sums without dx, of either statistics
 
 
 def test_gaps_and_gradients_in_other_memory_are_copied(torch, ours, device, own):
@@ -292,7 +291,7 @@ def test_vendors_operators(torch, ours, own, device, vendor, layout, monkeypatch
             call = getattr(torch, f"{vendor}_batch_norm")
             y, saved_mean, inverse, *reserve = call(*leaves, mean, variance, training, 0.1, 1e-3)
             y.backward(dy)
-        assert own == ([] if training else ["native_batch_norm_backward"])
+        assert own == []
         assert saved_mean.shape == inverse.shape == ((4,) if training else (0,))
         assert y.stride() == x.stride()
         assert [(t.dtype, t.numel()) for t in reserve] == ([(torch.uint8, 0)] if vendor == "cudnn" else [])
