@@ -18,7 +18,8 @@ enum {
     PART = 16384,         /* elements of one, where it is of rows */
     NEAR = 256,           /* elements, and rows, from which the value near the mean is taken */
     NEAR_ROWS = 4,
-    FEW_ROWS = 4,         /* columns: rows that are added before their sums meet memory */
+    FEW_ROWS = 4,         /* columns: rows that are added before their sums meet memory ... */
+    IN_ORDER_BYTES = 6 << 20, /* ... but of so much memory that is one row after another: it is read fastest in order */
     FUSED_PARTS = 64,     /* a channel of so many parts is computed by one task */
     FUSED_TASKS = 64,     /* where there are as many */
     STREAM_BYTES = 1 << 25, /* data and result of more go past the cache */
@@ -624,6 +625,9 @@ static void make_job(job *j, const pbn_call *call) {
         j->segments = (j->p.run + PART - 1) / PART;
         j->part_rows = PART / j->p.run > 0 ? PART / j->p.run : 1;
     }
+    const int64_t *const row = j->p.row_axes == 1 ? j->p.of_rows[0].steps : no_steps;
+    j->f.in_order = j->strips == 1 && row[X] == j->p.run && (!backward || row[DY] == j->p.run) &&
+                    j->p.channels * j->p.count * (int64_t)j->item > IN_ORDER_BYTES;
     j->together = !j->gathers && j->p.count < TOGETHER ? TOGETHER / j->p.count : 1;
     j->parts = j->segments > 1 ? j->p.rows * j->segments : (j->p.rows + j->part_rows - 1) / j->part_rows;
 }

@@ -5,7 +5,7 @@ enum { MEAN, A, B, SLOPE, CENTRE, VECTORS }; /* coefficients */
 enum { X, Y, DY, DX, DZ, Z = DY };           /* places of tensors in steps */
 
 typedef struct fusion {
-    int activation, by_result, streams; /* streams: the result goes past the cache */
+    int activation, by_result, in_order, streams; /* columns are summed row by row; the result goes past the cache */
     int rereads;                        /* the result's memory is read, too */
     double low, high, alpha, beta;
 } fusion;
