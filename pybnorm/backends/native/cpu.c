@@ -611,7 +611,7 @@ static void make_job(job *j, const pbn_call *call) {
      * or where they do not fill a vector. */
     const int64_t images = call->x_desc->dims[0];
     make_problem(&j->p, tensors, kept_axes(call->x_desc, call->mode), WIDE_RUN,
-                 call->operation == PBN_OP_FORWARD_INFERENCE ? 128 : images >= 16 ? 64 : j->run->lanes);
+                 call->operation == PBN_OP_FORWARD_INFERENCE || images >= 16 ? 64 : j->run->lanes);
     for (int t = 0; t < TENSORS; t++)
         j->gathers |= j->p.run > 1 && j->p.steps[t] != 1;
     j->large = !j->gathers && 2 * j->p.channels * j->p.count * (int64_t)j->item > STREAM_BYTES;
