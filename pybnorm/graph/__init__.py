@@ -35,7 +35,8 @@ This module differs from hipDNN, or decides what hipDNN leaves open:
   `pybnorm.sync` does, and dscale and dbias stay sums over the local data.
 * execute takes a workspace with its size, as an array or (address, bytes), and checks it.
 * A ReLU with clips or a slope is some ten calls, and as many tensors of workspace: fill, axpby and relu_backward, which
-  picks elements by a sign. Its results are exact but for the rounding of clips and of the slope's product.
+  picks elements by a sign. Its results are exact but for the rounding of clips and of the slope's product. At the upper
+  clip itself the gradient is dy.
 * All data tensors that nodes connect have one data type: float32, float16 or bfloat16. Accumulation is float32.
 
 Intermediate data type. A virtual tensor is stored in the workspace in the io data type, even if its own data type is

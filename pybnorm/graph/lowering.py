@@ -11,9 +11,10 @@ from pybnorm._arrays import Buffer
 from pybnorm._core import Handle
 from pybnorm.errors import ArgumentError
 from pybnorm.graph.attributes import PointwiseMode, TensorAttributes
-from pybnorm.graph.log import _log
 from pybnorm.graph.rules import _clips_of, _dtype_of, _Node, _Record, _scalar_of
-from pybnorm.operations.preparation import prepare
+from pybnorm.operations import activated
+from pybnorm.operations.elementwise import RELU
+from pybnorm.operations.preparation import Recipe, prepare
 from pybnorm.operations.program import RECIPES, Prepared
 from pybnorm.sync import SyncBatchNorm
 
@@ -41,18 +42,23 @@ class _Step(NamedTuple):
     options: dict[str, Any]
     joined: bool = False
 
+    @property
+    def recipe(self) -> Recipe:
+        """The operation's."""
+        return (RECIPES | activated.RECIPES)[self.function]
+
     def places(self) -> list[_Record | None]:
         """The tensor of each array argument; None for one that is not given."""
         arguments, options = self.bound(lambda record: record)
         if self.joined:
             return [of for of in (*arguments, *options.values()) if isinstance(of, _Record)]
-        recipe = RECIPES[self.function]
+        recipe = self.recipe
         values = recipe.bind(arguments, options)
         return [value for value, name in zip(values, recipe.arrays, strict=True) if name is not None]
 
     def checked(self, handle: Handle) -> Prepared:
         """The operation, checked and ready to run at any addresses."""
-        recipe = RECIPES[self.function]
+        recipe = self.recipe
         return prepare(handle, recipe, recipe.bind(*self.bound(lambda r: r.at(0, handle.library.device_type))))[0]
 
     def bound(self, made: Callable[[_Record], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -247,59 +253,14 @@ class _Lowering:
                 _Step(node.name, "axpby", (1.0, inputs[0], 0.0, out), {}),
                 _Step(node.name, "axpby", (1.0, inputs[1], 1.0, out), {}),
             ]
-        steps = []
-        for i, record in enumerate(inputs):  # not all vendors' activations take tensors of different layouts
-            if any(d > 1 and s != o for d, s, o in zip(out.dims, record.strides, out.strides, strict=True)):
-                _log.warning("%s copies %r into the memory order of %r", node.name, record.name, out.name)
-                inputs[i] = record.copied_like(out)
-                steps.append(_Step(node.name, "axpby", (1.0, record, 0.0, inputs[i]), {}))
-        if _is_clipped(node):
-            return [*steps, *_clipped(node, inputs, out)]
-        function = "relu" if mode == PointwiseMode.RELU_FWD else "relu_backward"
-        return [*steps, _Step(node.name, function, (*inputs, out), {})]
+        function, clips = ("relu" if mode == PointwiseMode.RELU_FWD else "relu_backward"), _clips_of(node)
+        if clips == RELU:
+            return [_Step(node.name, function, (*inputs, out), {})]
+        return [_Step(node.name, function.replace("relu", "activation"), (*inputs, out), {"limits": clips})]
 
 
 def _is_clipped(node: _Node) -> bool:
-    return node.kind == "pointwise" and _clips_of(node) != (0.0, math.inf, 0.0)
-
-
-def _clipped(node: _Node, inputs: list[_Record], out: _Record) -> list[_Step]:
-    """A ReLU with clips, of calls that every backend has: relu_backward picks elements by a sign, which is exact."""
-    lower, upper, slope = _clips_of(node)
-    x, dy = inputs[0], inputs[-1]
-    steps: list[_Step] = []
-
-    def then(function: str, *arguments: Any) -> None:
-        steps.append(_Step(node.name, function, arguments, {}))
-
-    def distance(sign: float, clip: float) -> _Record:
-        made = x.copied_like(out)
-        then("fill", -sign * clip, made)
-        then("axpby", sign, x, 1.0, made)
-        return made
-
-    def picked(mask: _Record, inside: _Record, outside: _Record, to: _Record) -> None:
-        """`inside` where the mask is above 0, else `outside`."""
-        one, inverse, rest = (x.copied_like(out) for _ in range(3))
-        then("fill", 1.0, one)
-        then("relu_backward", mask, one, inverse)
-        then("axpby", -1.0, inverse, 1.0, one)
-        then("relu_backward", one, outside, rest)
-        then("relu_backward", mask, inside, to)
-        then("axpby", 1.0, rest, 1.0, to)
-
-    backward = _mode(node) == PointwiseMode.RELU_BWD
-    below = x.copied_like(out)
-    then("fill", 0.0 if backward else (1 - slope) * lower, below)
-    if slope != 0:
-        then("axpby", slope, dy, 1.0, below)
-    middle = out if upper == math.inf else x.copied_like(out)
-    picked(distance(1.0, lower), dy, below, middle)
-    if middle is not out:
-        above = x.copied_like(out)
-        then("fill", 0.0 if backward else upper, above)
-        picked(distance(-1.0, upper), middle, above, out)
-    return steps
+    return node.kind == "pointwise" and _clips_of(node) != RELU
 
 
 def _mode(node: _Node) -> PointwiseMode | None:

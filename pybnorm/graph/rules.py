@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -56,12 +55,6 @@ class _Record:
     @property
     def nbytes(self) -> int:
         return _arguments.span(self.dims, self.strides) * self.dtype.itemsize
-
-    def copied_like(self, other: _Record) -> _Record:
-        """A copy in the workspace, in the memory order of another tensor."""
-        made = copy.copy(self)
-        made.strides, made.virtual = other.strides, True
-        return made
 
     def at(self, pointer: int, device_type: int) -> Buffer:
         """The tensor at an address."""

@@ -57,7 +57,7 @@ def activated_forward(
         elementwise.axpby(p, 1.0, z, 1.0, inner)
     plain = (alpha, beta) == (1.0, 0.0)
     passed = y if plain else p.scratch_like(y)
-    elementwise.activation(p, Activation(kind), low, high, inner, passed)
+    elementwise.activation(p, _limits(kind, low, high), inner, passed)
     if not plain:
         elementwise.axpby(p, alpha, passed, beta, y)
 
@@ -83,11 +83,31 @@ def activated_backward(
         else:
             p.then("forward_training", x, scale, bias, inner, epsilon=epsilon, axis=axis)
     gradient = p.scratch_like(dy) if dz is None else dz
-    elementwise.activation_backward(p, Activation(kind), low, high, inner, dy, gradient)
+    elementwise.activation_backward(p, _limits(kind, low, high), inner, dy, gradient)
     p.then(
         "backward", x, gradient, scale, **outputs, epsilon=epsilon, axis=axis, **saved,
         alpha=alpha, beta=beta, alpha_param=alpha_param, beta_param=beta_param,
     )  # fmt: skip
+
+
+@operation("x y", RECIPES)
+def activation(p: Program, x: Any, y: Any, *, limits: elementwise.Limits, workspace: Any = None) -> None:
+    """``y = act(x)``."""
+    _note(p, {"x": x}, {"y": y})
+    elementwise.activation(p, limits, x, y)
+
+
+@operation("x dy dx", RECIPES)
+def activation_backward(
+    p: Program, x: Any, dy: Any, dx: Any, *, limits: elementwise.Limits, workspace: Any = None
+) -> None:
+    """``dx = act'(x) * dy``."""
+    _note(p, {"x": x, "dy": dy}, {"dx": dx})
+    elementwise.activation_backward(p, limits, x, dy, dx)
+
+
+def _limits(kind: int, low: float, high: float) -> elementwise.Limits:
+    return elementwise.RELU if kind == Activation.RELU else (low, high, 0.0)
 
 
 def _note(p: Program, read: dict[str, Any], written: dict[str, Any]) -> None:

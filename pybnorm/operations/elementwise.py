@@ -7,12 +7,15 @@ import math
 from pybnorm import _arguments
 from pybnorm._arrays import Buffer
 from pybnorm._core import capability
-from pybnorm.enums import Activation, DataType, Layout, Mode, Operation
+from pybnorm.enums import DataType, Layout, Mode, Operation
 from pybnorm.errors import UnsupportedError
 from pybnorm.operations.program import _NARROW, Program, unsupported
 from pybnorm.operations.views import _pieces
 
 Arrays = dict[str, Buffer]
+Limits = tuple[float, float, float]
+"""Of an activation: low, high, and the slope below low."""
+RELU: Limits = (0.0, math.inf, 0.0)
 
 
 def relu(p: Program, x: Buffer, y: Buffer) -> None:
@@ -25,42 +28,49 @@ def relu_backward(p: Program, x: Buffer, dy: Buffer, dx: Buffer) -> None:
     _apply(p, Operation.RELU_BACKWARD, {"x": x, "dy": dy}, "dx", dx)
 
 
-def activation(p: Program, kind: Activation, low: float, high: float, x: Buffer, y: Buffer) -> None:
-    """``y = max(x, 0)``, ``min(max(x, 0), high)`` or ``min(max(x, low), high)``, exact but for a limit's rounding.
+def activation(p: Program, limits: Limits, x: Buffer, y: Buffer) -> None:
+    """``y = min(x, high)`` above low, below it ``low + slope * (x - low)``, exact but for the roundings of both.
 
     Of calls that every backend has: relu_backward picks the elements on one side of a limit.
     """
-    if kind == Activation.RELU:
+    low, high, slope = limits
+    if limits == RELU:
         relu(p, x, y)
         return
     x, result = _computed(p, x, y, "activation")
-    above = p.scratch_like(x)
-    if kind == Activation.CLIPPED_RELU:
+    above = result if high == math.inf else p.scratch_like(x)
+    if low == slope == 0:
         relu(p, x, above)
     else:
-        _limited(p, 1.0, low, x, above)
-    _limited(p, -1.0, high, above, result)
+        below = _filled(p, (1 - slope) * low, x)
+        if slope != 0:
+            p.axpby(slope, x, 1.0, below)
+        _picked(p, _distance(p, 1.0, low, x), x, below, above)
+    if high != math.inf:
+        _picked(p, _distance(p, -1.0, high, above), above, _filled(p, high, x), result)
     if result is not y:
         _narrowed(p, result, y)
 
 
-def activation_backward(
-    p: Program, kind: Activation, low: float, high: float, x: Buffer, dy: Buffer, dx: Buffer
-) -> None:
-    """``dx = dy`` where the activation passes x on, above low (or 0) and not above high; else 0."""
-    if kind == Activation.RELU:
+def activation_backward(p: Program, limits: Limits, x: Buffer, dy: Buffer, dx: Buffer) -> None:
+    """``dx = dy`` above low and not above high, where the activation passes x on; 0 above, ``slope * dy`` else."""
+    low, high, slope = limits
+    if limits == RELU:
         relu_backward(p, x, dy, dx)
         return
     x, result = _computed(p, x, dx, "activation_backward")
     if result is not dx:
         dy = _widened(p, "dy", dy, "activation_backward")
-    below = x
-    if kind == Activation.CLAMP:
-        below = _distance(p, 1.0, low, x)
-    passed = p.scratch_like(x)
-    relu_backward(p, below, dy, passed)
-    inside = _not_above(p, _distance(p, 1.0, high, x))
-    relu_backward(p, inside, passed, result)
+    distance = x if low == 0 else _distance(p, 1.0, low, x)
+    passed = result if high == math.inf else p.scratch_like(x)
+    if slope == 0:
+        relu_backward(p, distance, dy, passed)
+    else:
+        below = p.scratch_like(x)
+        p.axpby(slope, dy, 0.0, below)
+        _picked(p, distance, dy, below, passed)
+    if high != math.inf:
+        relu_backward(p, _not_above(p, _distance(p, 1.0, high, x)), passed, result)
     if result is not dx:
         _narrowed(p, result, dx)
 
@@ -73,30 +83,32 @@ def _computed(p: Program, x: Buffer, out: Buffer, method: str) -> tuple[Buffer, 
     return wide, p.scratch(wide.dims, wide.dtype)
 
 
+def _filled(p: Program, value: float, like: Buffer) -> Buffer:
+    made = p.scratch_like(like)
+    p.fill(value, made)
+    return made
+
+
 def _distance(p: Program, sign: float, limit: float, x: Buffer) -> Buffer:
     """``sign * (x - limit)``, whose sign is exact."""
-    made = p.scratch_like(x)
-    p.fill(-sign * limit, made)
+    made = _filled(p, -sign * limit, x)
     p.axpby(sign, x, 1.0, made)
     return made
 
 
 def _not_above(p: Program, distance: Buffer) -> Buffer:
     """0 where the distance is above 0, else 1."""
-    ones, picked = p.scratch_like(distance), p.scratch_like(distance)
-    p.fill(1.0, ones)
+    ones, picked = _filled(p, 1.0, distance), p.scratch_like(distance)
     relu_backward(p, distance, ones, picked)
     p.axpby(-1.0, picked, 1.0, ones)
     return ones
 
 
-def _limited(p: Program, sign: float, limit: float, x: Buffer, y: Buffer) -> None:
-    """``y = max(x, limit)`` with sign 1, ``min(x, limit)`` with sign -1."""
-    distance = _distance(p, sign, limit, x)
-    at, rest = p.scratch_like(x), p.scratch_like(x)
-    p.fill(limit, at)
-    relu_backward(p, _not_above(p, distance), at, rest)
-    relu_backward(p, distance, x, y)
+def _picked(p: Program, distance: Buffer, above: Buffer, below: Buffer, y: Buffer) -> None:
+    """``y = above`` where the distance is above 0, else below."""
+    rest = p.scratch_like(distance)
+    relu_backward(p, _not_above(p, distance), below, rest)
+    relu_backward(p, distance, above, y)
     p.axpby(1.0, rest, 1.0, y)
 
 

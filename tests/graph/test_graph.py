@@ -821,7 +821,10 @@ CLIPS = [
 @pytest.mark.parametrize("clips", CLIPS, ids=str)
 @pytest.mark.parametrize("mode", [PointwiseMode.RELU_FWD, PointwiseMode.RELU_BWD], ids=lambda m: m.name)
 def test_clips_and_the_slope_below(bench, mode, clips, dtype):
-    """Values in steps of 1/4, the clips among them, and large ones: exact, for every result is representable."""
+    """Values in steps of 1/4, the clips among them, and large ones: exact, for every result is representable.
+
+    At the upper clip the gradient passes, at the lower one it does not, as in hipDNN's reference and in MIOpen.
+    """
     graph = Graph().set_io_data_type(dtype).set_intermediate_data_type(dtype)
     values = np.concatenate([np.arange(-32, 32) / 4, [1e30, -1e30] * 4]).reshape(2, 3, 12).astype(NUMPY[dtype])
     slopes = (np.arange(72).reshape(values.shape) - 30).astype(NUMPY[dtype])
@@ -838,7 +841,7 @@ def test_clips_and_the_slope_below(bench, mode, clips, dtype):
     (got,) = bench.run(graph, {x: values} | ({dy: slopes} if backward else {}), [out])
     wide, given = values.astype("f8"), slopes.astype("f8")
     if backward:
-        want = np.where(wide >= upper, 0, np.where(wide > lower, given, slope * given))
+        want = np.where(wide > upper, 0, np.where(wide > lower, given, slope * given))
     else:
         want = np.minimum(np.where(wide > lower, wide, lower + slope * (wide - lower)), upper)
     np.testing.assert_array_equal(got, want.astype(NUMPY[dtype]))
