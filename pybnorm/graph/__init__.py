@@ -76,7 +76,7 @@ from pybnorm.graph.attributes import (
 )
 from pybnorm.graph.description import _Description
 from pybnorm.graph.log import _configure_logging, _log, _logged
-from pybnorm.graph.lowering import _STAGES, _Exchange, _Lowering, _rounded, _Step
+from pybnorm.graph.lowering import _STAGES, _Exchange, _Lowering, _Step
 from pybnorm.graph.rules import _dtype_of, _Record
 from pybnorm.graph.validation import _peers, _validated, _with_uids
 from pybnorm.graph.variant_pack import _bound, _check_overlaps
@@ -248,7 +248,8 @@ class Graph(_Description):
                 f"{record.dtype.short}, the data type of the tensors around it, and rounded once more than its data "
                 f"type says; set its data type to {record.dtype.short} to ask for that",
             )
-        self._steps, self._in_place = lowering.steps()
+        lowering.lower()
+        self._steps, self._in_place = lowering.steps, lowering.in_place
         self._stage = 3
         _log.info("%s: 1 plan: %s", self._label(), ", ".join(f"{s.node}: {s.function}" for s in self._steps))
 
@@ -394,6 +395,10 @@ class Graph(_Description):
             addresses = [0 if record is None else places[record] for record in self._places[index]]
             program.execute(handle, step.function, (0, *addresses), scratch)
         note_written([buffer for record, buffer in buffers.items() if record.output])
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _check_handle(handle: Any) -> None:

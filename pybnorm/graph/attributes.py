@@ -443,8 +443,3 @@ class PointwiseAttributes(_Attributes):
     set_input_1, get_input_1 = _slot("input_1")
     set_input_2, get_input_2 = _slot("input_2")
     set_output_0, get_output_0 = _slot("output_0")
-
-    @property
-    def _clips(self) -> dict[str, float]:
-        """The clips and the slope that are set."""
-        return {name: value for name, value in self._slots.items() if name.startswith("relu_")}

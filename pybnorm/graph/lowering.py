@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pybnorm._arguments import ALIGNMENT
-from pybnorm._arrays import Buffer
 from pybnorm._core import Handle
 from pybnorm.errors import ArgumentError
 from pybnorm.graph.attributes import PointwiseMode, TensorAttributes
-from pybnorm.graph.rules import _clips_of, _dtype_of, _Node, _Record, _scalar_of
+from pybnorm.graph.rules import _dtype_of, _Node, _Record, _scalar_of
 from pybnorm.operations import activated
 from pybnorm.operations.elementwise import RELU
 from pybnorm.operations.preparation import Recipe, prepare
 from pybnorm.operations.program import RECIPES, Prepared
 from pybnorm.sync import SyncBatchNorm
 
-
-class _Vector(NamedTuple):
-    """A parameter tensor, passed to an operation as a flat vector."""
-
-    record: _Record
-
-
-def _filled(of: Any, made: Callable[[_Record], Any]) -> Any:
-    """The array that `made` makes of a record, a parameter's as a flat vector; any other argument as it is."""
-    if not isinstance(of, _Vector):
-        return made(of) if isinstance(of, _Record) else of
-    whole = made(of.record)
-    return whole._replace(dims=(math.prod(whole.dims),), strides=(1,)) if type(whole) is Buffer else whole
+_STAGES = ("described", "validated", "operation graph built", "execution plans created", "support checked", "built")
+_RELUS = (PointwiseMode.RELU_FWD, PointwiseMode.RELU_BWD)
 
 
 class _Step(NamedTuple):
@@ -40,7 +27,7 @@ class _Step(NamedTuple):
     function: str
     arguments: tuple[Any, ...]
     options: dict[str, Any]
-    joined: bool = False
+    joined: bool
 
     @property
     def recipe(self) -> Recipe:
@@ -49,29 +36,23 @@ class _Step(NamedTuple):
 
     def places(self) -> list[_Record | None]:
         """The tensor of each array argument; None for one that is not given."""
-        arguments, options = self.bound(lambda record: record)
         if self.joined:
-            return [of for of in (*arguments, *options.values()) if isinstance(of, _Record)]
-        recipe = self.recipe
-        values = recipe.bind(arguments, options)
-        return [value for value, name in zip(values, recipe.arrays, strict=True) if name is not None]
+            return [of for of in (*self.arguments, *self.options.values()) if isinstance(of, _Record)]
+        values = self.recipe.bind(self.arguments, self.options)
+        return [value for value, name in zip(values, self.recipe.arrays, strict=True) if name is not None]
 
     def checked(self, handle: Handle) -> Prepared:
         """The operation, checked and ready to run at any addresses."""
-        recipe = self.recipe
-        return prepare(handle, recipe, recipe.bind(*self.bound(lambda r: r.at(0, handle.library.device_type))))[0]
+        values = self.recipe.bind(*self.bound(lambda record: record.at(0, handle.library.device_type)))
+        return prepare(handle, self.recipe, values)[0]
 
     def bound(self, made: Callable[[_Record], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, with what `made` makes of records."""
-        options = {name: _filled(option, made) for name, option in self.options.items()}
-        return tuple([_filled(of, made) for of in self.arguments]), options
 
+        def filled(of: Any) -> Any:
+            return made(of) if isinstance(of, _Record) else of
 
-_STAGES = ("described", "validated", "operation graph built", "execution plans created", "support checked", "built")
-
-
-def _rounded(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+        return tuple(map(filled, self.arguments)), {name: filled(option) for name, option in self.options.items()}
 
 
 class _Lowering:
@@ -86,14 +67,13 @@ class _Lowering:
             for role, tensor in node.inputs.items():
                 self.consumers.setdefault(id(tensor), []).append((node, role))
         self.fused = self._find_fused()
+        self.steps: list[_Step] = []
+        self.in_place: list[tuple[int, _Record, _Record]] = []
+        """Steps that copy previous to next running statistics, with the two records."""
 
     def record(self, tensor: TensorAttributes) -> _Record:
         """The record of a tensor."""
         return self.records[id(tensor)]
-
-    def wanted(self, tensor: TensorAttributes) -> bool:
-        """Say whether the caller or another node uses the tensor."""
-        return not self.record(tensor).virtual or id(tensor) in self.consumers
 
     # -------- additions that are fused into the batch norm before them
 
@@ -101,17 +81,16 @@ class _Lowering:
         """Batch norms (by index) whose y only one addition uses, with the other summand and the sum."""
         fused: dict[int, tuple[TensorAttributes, TensorAttributes]] = {}
         for index, node in enumerate(self.nodes):
-            if "y" not in node.outputs or not self.record(node.outputs["y"]).virtual:
-                continue
-            consumers = self.consumers.get(id(node.outputs["y"]), [])
-            if len(consumers) != 1 or _mode(consumers[0][0]) != PointwiseMode.ADD:
+            y = node.outputs.get("y")
+            consumers = self.consumers.get(id(y), [])
+            if y is None or not self.record(y).virtual or len(consumers) != 1:
                 continue
             addition, role = consumers[0]
-            if id(addition) in {id(self.nodes[self.producer[id(total)]]) for _, total in fused.values()}:
+            if addition.mode != PointwiseMode.ADD:
                 continue
-            other = addition.inputs["in_1" if role == "in_0" else "in_0"]
-            if self.producer.get(id(other), -1) < index:
-                fused[index] = other, addition.outputs["out_0"]
+            other, total = addition.inputs["in_1" if role == "in_0" else "in_0"], addition.outputs["out_0"]
+            if self.producer.get(id(other), -1) < index and all(total is not taken for _, taken in fused.values()):
+                fused[index] = other, total
         return fused
 
     # -------- data types
@@ -130,142 +109,99 @@ class _Lowering:
         index = self.producer.get(id(tensor))
         if index is None or not self.record(tensor).virtual:
             return True
-        mode = _mode(self.nodes[index])
-        if _is_clipped(self.nodes[index]):
+        node = self.nodes[index]
+        if node.mode not in _RELUS or node.clips != RELU:
             return False
-        if mode == PointwiseMode.RELU_FWD:
-            return self._exact(self.nodes[index].inputs["in_0"])
-        if mode == PointwiseMode.RELU_BWD:
-            return self._exact(self.nodes[index].inputs["in_1"])
-        return False
+        return self._exact(node.inputs["in_0" if node.mode == PointwiseMode.RELU_FWD else "in_1"])
 
     def _late(self, tensor: TensorAttributes) -> bool:
         """Say whether rounding before the tensor's consumers gives the same as rounding after them."""
-        if id(tensor) in {id(self.nodes[i].outputs["y"]) for i in self.fused}:
+        if any(tensor is self.nodes[i].outputs["y"] for i in self.fused):
             return True  # never stored
         for node, role in self.consumers.get(id(tensor), []):
-            mode = _mode(node)
-            if _is_clipped(node):
-                return False
-            if mode == PointwiseMode.RELU_BWD and role == "in_0":
-                continue
-            if mode not in (PointwiseMode.RELU_FWD, PointwiseMode.RELU_BWD):
+            if node.mode not in _RELUS or node.clips != RELU:
                 return False
             out = node.outputs["out_0"]
-            if _dtype_of(out) != self.record(out).dtype and not self._late(out):
+            is_mask = node.mode == PointwiseMode.RELU_BWD and role == "in_0"
+            if not is_mask and _dtype_of(out) != self.record(out).dtype and not self._late(out):
                 return False
         return True
 
     # -------- calls
 
-    def steps(self) -> tuple[list[_Step], list[tuple[int, _Record, _Record]]]:
-        """The calls; and which of them copy previous to next running statistics, with the two records."""
-        steps: list[_Step] = []
-        copies: list[tuple[int, _Record, _Record]] = []
+    def lower(self) -> None:
+        """Fill `steps` and `in_place`."""
         sums = {id(total) for _, total in self.fused.values()}
         for index, node in enumerate(self.nodes):
+            of = {role: self.record(tensor) for role, tensor in node.tensors()}
+            used = {r for r, t in node.outputs.items() if not self.record(t).virtual or id(t) in self.consumers}
             if node.kind == "pointwise":
                 if id(node.outputs["out_0"]) not in sums:
-                    steps += self._pointwise(node)
-                continue
-            if node.kind == "batchnorm_backward":
-                steps.append(self._backward(node))
-                continue
-            blend = {}
-            y = self.record(node.outputs["y"])
-            if index in self.fused:
-                other, total = self.fused[index]
-                y, blend = self.record(total), {"beta": 1.0}
-                steps.append(_Step(node.name, "axpby", (1.0, self.record(other), 0.0, y), {}))
-            if node.kind == "batchnorm":
-                made, copied = self._training(node, y, blend, len(steps))
-                steps += made
-                copies += copied
+                    self._pointwise(node, list(of.values()))
+            elif node.kind == "batchnorm_backward":
+                self._backward(node, of, used)
             else:
-                steps.append(self._inference(node, y, blend))
-        return steps, copies
+                blend: dict[str, Any] = {}
+                if index in self.fused:
+                    other, total = self.fused[index]
+                    of["y"], blend = self.record(total), {"beta": 1.0}
+                    self._then(node, "axpby", 1.0, self.record(other), 0.0, of["y"])
+                (self._training if node.kind == "batchnorm" else self._inference)(node, of, used, blend)
 
-    def _vector(self, tensor: TensorAttributes) -> _Vector:
-        return _Vector(self.record(tensor))
+    def _then(self, node: _Node, function: str, *arguments: Any, joined: bool = False, **options: Any) -> None:
+        self.steps.append(_Step(node.name, function, arguments, options, joined))
 
-    def _training(
-        self, node: _Node, y: _Record, blend: dict[str, float], place: int
-    ) -> tuple[list[_Step], list[tuple[int, _Record, _Record]]]:
-        steps: list[_Step] = []
-        copies: list[tuple[int, _Record, _Record]] = []
+    def _training(self, node: _Node, of: dict[str, _Record], used: set[str], blend: dict[str, Any]) -> None:
         options: dict[str, Any] = {"epsilon": _scalar_of(node, "epsilon"), **blend}
-        if any(self.wanted(node.outputs[role]) for role in ("mean", "inv_variance")):
-            options["saved_mean"] = self._vector(node.outputs["mean"])
-            options["saved_inv_variance"] = self._vector(node.outputs["inv_variance"])
-        pair = ("running_mean", "running_variance")
-        if "momentum" in node.scalars and any(self.wanted(node.outputs[f"next_{name}"]) for name in pair):
+        if used & {"mean", "inv_variance"}:
+            options |= {"saved_mean": of["mean"], "saved_inv_variance": of["inv_variance"]}
+        if used & {"next_running_mean", "next_running_variance"}:
             options["exponential_average_factor"] = _scalar_of(node, "momentum")
             options["unbiased"] = node.attributes.get_unbiased()
-            for name in pair:
-                prev, following = self.record(node.inputs[f"prev_{name}"]), self.record(node.outputs[f"next_{name}"])
-                if prev.dtype == following.dtype:
-                    if not prev.virtual and not following.virtual:
-                        copies.append((place + len(steps), prev, following))
-                    arguments: tuple[Any, ...] = (1.0, _Vector(prev), 0.0, _Vector(following))
-                    steps.append(_Step(node.name, "axpby", arguments, {}))
+            for name in ("running_mean", "running_variance"):
+                prev, following = of[f"prev_{name}"], of[f"next_{name}"]
+                same = prev.dtype == following.dtype
+                if same and not prev.virtual and not following.virtual:
+                    self.in_place.append((len(self.steps), prev, following))
+                if same and prev.parameter == following.parameter:
+                    self._then(node, "axpby", 1.0, prev, 0.0, following)
                 else:
-                    steps.append(_Step(node.name, "convert", (_Vector(prev), _Vector(following)), {}))
-                options[name] = _Vector(following)
-        vectors = [self._vector(node.inputs[role]) for role in ("scale", "bias")]
-        arguments = (self.record(node.inputs["x"]), *vectors, y)
+                    self._then(node, "convert", prev, following)
+                options[name] = following
         joined = bool(node.attributes.get_peer_stats())
-        steps.append(_Step(node.name, "forward" if joined else "forward_training", arguments, options, joined))
-        return steps, copies
+        function = "forward" if joined else "forward_training"
+        self._then(node, function, of["x"], of["scale"], of["bias"], of["y"], joined=joined, **options)
 
-    def _inference(self, node: _Node, y: _Record, blend: dict[str, float]) -> _Step:
-        x = self.record(node.inputs["x"])
-        given = node.kind == "batchnorm_inference"
-        function = "forward_inference_inv_variance" if given else "forward_inference"
-        roles = ("scale", "bias", "mean", "inv_variance" if given else "variance")
-        options: dict[str, float] = dict(blend)
-        if not given:
-            options["epsilon"] = _scalar_of(node, "epsilon")
-        return _Step(node.name, function, (x, *[self._vector(node.inputs[r]) for r in roles], y), options)
-
-    def _backward(self, node: _Node) -> _Step:
-        options: dict[str, Any] = {}
-        if "mean" in node.inputs:
-            options["saved_mean"] = self._vector(node.inputs["mean"])
-            options["saved_inv_variance"] = self._vector(node.inputs["inv_variance"])
+    def _inference(self, node: _Node, of: dict[str, _Record], _used: set[str], blend: dict[str, Any]) -> None:
+        front = of["x"], of["scale"], of["bias"], of["mean"]
+        if "inv_variance" in of:
+            self._then(node, "forward_inference_inv_variance", *front, of["inv_variance"], of["y"], **blend)
         else:
-            options["epsilon"] = _scalar_of(node, "epsilon")
-        outputs: list[Any] = [
-            (self.record(t) if role == "dx" else self._vector(t)) if self.wanted(t) else None
-            for role, t in node.outputs.items()
-        ]
-        if not any(outputs) or node.attributes.get_peer_stats():  # sync writes dx always
-            outputs[0] = self.record(node.outputs["dx"])
-        arguments = (self.record(node.inputs["x"]), self.record(node.inputs["dy"]), self._vector(node.inputs["scale"]))
+            epsilon = _scalar_of(node, "epsilon")
+            self._then(node, "forward_inference", *front, of["variance"], of["y"], **blend, epsilon=epsilon)
+
+    def _backward(self, node: _Node, of: dict[str, _Record], used: set[str]) -> None:
+        if "mean" in of:
+            options: dict[str, Any] = {"saved_mean": of["mean"], "saved_inv_variance": of["inv_variance"]}
+        else:
+            options = {"epsilon": _scalar_of(node, "epsilon")}
         joined = bool(node.attributes.get_peer_stats())
-        return _Step(node.name, "backward", (*arguments, *outputs), options, joined)
+        if joined or not used:  # sync writes dx always
+            used = used | {"dx"}
+        outputs = [of[role] if role in used else None for role in ("dx", "dscale", "dbias")]
+        self._then(node, "backward", of["x"], of["dy"], of["scale"], *outputs, joined=joined, **options)
 
-    def _pointwise(self, node: _Node) -> list[_Step]:
-        inputs = [self.record(t) for t in node.inputs.values()]
-        out = self.record(node.outputs["out_0"])
-        mode = _mode(node)
-        if mode == PointwiseMode.ADD:
-            return [
-                _Step(node.name, "axpby", (1.0, inputs[0], 0.0, out), {}),
-                _Step(node.name, "axpby", (1.0, inputs[1], 1.0, out), {}),
-            ]
-        function, clips = ("relu" if mode == PointwiseMode.RELU_FWD else "relu_backward"), _clips_of(node)
-        if clips == RELU:
-            return [_Step(node.name, function, (*inputs, out), {})]
-        return [_Step(node.name, function.replace("relu", "activation"), (*inputs, out), {"limits": clips})]
-
-
-def _is_clipped(node: _Node) -> bool:
-    return node.kind == "pointwise" and _clips_of(node) != RELU
-
-
-def _mode(node: _Node) -> PointwiseMode | None:
-    """The elementwise operation of a node; None for batch norm."""
-    return node.attributes.get_mode() if node.kind == "pointwise" else None
+    def _pointwise(self, node: _Node, arrays: list[_Record]) -> None:
+        if node.mode == PointwiseMode.ADD:
+            first, second, out = arrays
+            self._then(node, "axpby", 1.0, first, 0.0, out)
+            self._then(node, "axpby", 1.0, second, 1.0, out)
+            return
+        suffix = "" if node.mode == PointwiseMode.RELU_FWD else "_backward"
+        if node.clips == RELU:
+            self._then(node, f"relu{suffix}", *arrays)
+        else:
+            self._then(node, f"activation{suffix}", *arrays, limits=node.clips)
 
 
 class _Exchange:
@@ -278,16 +214,17 @@ class _Exchange:
         self._handle, self._step = handle, step
         self._layer = SyncBatchNorm(handle, communicator, x.dims[1], x.dtype)
         self.calls = (f"SyncBatchNorm.{step.function}",)
-        kind = handle.library.device_type
-        places = {record: ALIGNMENT * i for i, record in enumerate(step.places(), 1)}
-        arguments, options = step.bound(lambda record: record.at(places[record], kind))
+        arguments, options = self._at([ALIGNMENT * i for i, _ in enumerate(step.places(), 1)])
         self.nbytes = self._layer.workspace_size(step.function, *arguments, **options)
+
+    def _at(self, addresses: Sequence[int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The step's arguments, with its places at these addresses."""
+        places = dict(zip(self._step.places(), addresses, strict=True))
+        return self._step.bound(lambda record: record.at(places[record], self._handle.library.device_type))
 
     def execute(self, handle: Handle, _function: str, addresses: tuple[int, ...], scratch: Any) -> None:
         """Run it; `addresses` has the workspace's, which is not used, then one for each of the step's places."""
         if handle is not self._handle:
             raise ArgumentError("handle", "another", "the one that the graph was built with, as its peer_stats need")
-        kind = handle.library.device_type
-        places = dict(zip(self._step.places(), addresses[1:], strict=True))
-        arguments, options = self._step.bound(lambda record: record.at(places[record], kind))
+        arguments, options = self._at(addresses[1:])
         getattr(self._layer, self._step.function)(*arguments, workspace=scratch, **options)

@@ -12,6 +12,8 @@ from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError
 from pybnorm.graph.attributes import _DATA_ROLES, PointwiseMode, TensorAttributes
 
+_CLIPS = {"relu_lower_clip": 0.0, "relu_upper_clip": math.inf, "relu_lower_clip_slope": 0.0}
+
 
 class _Node(NamedTuple):
     """One operation as the caller described it."""
@@ -25,6 +27,17 @@ class _Node(NamedTuple):
     @property
     def name(self) -> str:
         return str(self.attributes.get_name())
+
+    @property
+    def mode(self) -> PointwiseMode | None:
+        """The elementwise operation; None for batch norm."""
+        return self.attributes.get_mode() if self.kind == "pointwise" else None
+
+    @property
+    def clips(self) -> tuple[float, float, float]:
+        """Lower and upper clip and the slope below the lower one; 0, infinity and 0 unless set."""
+        lower, upper, slope = (self.attributes._slots.get(name, unset) for name, unset in _CLIPS.items())
+        return lower, upper, slope
 
     def tensors(self) -> Iterator[tuple[str, TensorAttributes]]:
         """Roles and tensors with memory."""
@@ -57,8 +70,9 @@ class _Record:
         return _arguments.span(self.dims, self.strides) * self.dtype.itemsize
 
     def at(self, pointer: int, device_type: int) -> Buffer:
-        """The tensor at an address."""
-        return Buffer(pointer, self.dims, self.strides, self.dtype, device_type, -1, True, self)
+        """The tensor at an address, a parameter as a flat vector."""
+        dims, strides = ((math.prod(self.dims),), (1,)) if self.parameter else (self.dims, self.strides)
+        return Buffer(pointer, dims, strides, self.dtype, device_type, -1, True, self)
 
 
 def _dtype_of(tensor: TensorAttributes) -> DataType:
@@ -147,26 +161,16 @@ def _batchnorm_rules(node: _Node) -> None:
         _scalar_of(node, role)
 
 
-def _clips_of(node: _Node) -> tuple[float, float, float]:
-    """Lower and upper clip and the slope below the lower one; 0, infinity and 0 unless set."""
-    given = node.attributes._clips
-    return (
-        given.get("relu_lower_clip", 0.0),
-        given.get("relu_upper_clip", math.inf),
-        given.get("relu_lower_clip_slope", 0.0),
-    )
-
-
 def _pointwise_rules(node: _Node) -> None:
-    mode = node.attributes.get_mode()
+    mode = node.mode
     if mode is None:
         raise ArgumentError(f"mode of {node.name}", None, "a PointwiseMode, by set_mode")
     wanted = 1 if mode == PointwiseMode.RELU_FWD else 2
     if len(node.inputs) != wanted:
         raise ArgumentError(f"inputs of {node.name}", f"{len(node.inputs)} for {mode.name}", str(wanted))
-    if node.attributes._clips and mode == PointwiseMode.ADD:
-        raise ArgumentError(f"{next(iter(node.attributes._clips))} of {node.name}", mode.name, "a ReLU, or none")
-    lower, upper, _ = _clips_of(node)
+    if mode == PointwiseMode.ADD and (clips := [name for name in node.attributes._slots if name in _CLIPS]):
+        raise ArgumentError(f"{clips[0]} of {node.name}", mode.name, "a ReLU, or none")
+    lower, upper, _ = node.clips
     if not lower < upper:
         raise ArgumentError(f"relu_upper_clip of {node.name}", upper, f"above the lower clip, {lower}")
     dims = _data_rules(node, "in_0")

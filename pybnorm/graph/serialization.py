@@ -16,7 +16,7 @@ from pybnorm.graph.attributes import (
     PointwiseAttributes,
     TensorAttributes,
 )
-from pybnorm.graph.rules import _MISSING, _Node
+from pybnorm.graph.rules import _CLIPS, _MISSING, _Node
 from pybnorm.graph.validation import _peers, _with_uids
 
 _WORDS = {  # of a data type and of a value of it
@@ -27,7 +27,6 @@ _WORDS = {  # of a data type and of a value of it
 }
 _TYPES = {word: dtype for dtype, (word, _) in _WORDS.items()} | {"unset": None, "not_set": None}
 _DEFAULTS = ("compute", "intermediate", "io")
-_CLIPS = ("relu_lower_clip", "relu_upper_clip", "relu_lower_clip_slope")
 _UNUSED = ("axis_tensor_uid", "in_2_tensor_uid", "swish_beta", "elu_alpha", "softplus_beta")
 
 
@@ -130,7 +129,7 @@ def _node_out(node: _Node) -> dict[str, Any]:
 
     inputs = uids((*form.inputs, *form.scalars), {**node.inputs, **node.scalars})
     if node.kind == "pointwise":
-        mode, clips = node.attributes.get_mode(), node.attributes._clips
+        mode, clips = node.mode, node.attributes._slots
         inputs |= {"operation": "unset" if mode is None else mode.name.lower()}
         inputs |= {clip: clips.get(clip) for clip in _CLIPS} | dict.fromkeys(_UNUSED)
     elif hasattr(node.attributes, "get_peer_stats"):
