@@ -78,7 +78,7 @@ from pybnorm.graph.description import _Description
 from pybnorm.graph.log import _configure_logging, _log, _logged
 from pybnorm.graph.lowering import _STAGES, _Exchange, _Lowering, _Step
 from pybnorm.graph.rules import _dtype_of, _Record
-from pybnorm.graph.validation import _peers, _validated, _with_uids
+from pybnorm.graph.validation import _peers, _tensors, _validated, _with_uids
 from pybnorm.graph.variant_pack import _bound, _check_overlaps
 from pybnorm.operations.program import Prepared, unsupported
 from pybnorm.sync.communicators import Communicator, _connect
@@ -218,13 +218,13 @@ class Graph(_Description):
         self._require(1, "build_operation_graph")
         _check_handle(handle)
         self._handle = handle
-        tensors, by_value = _with_uids(self._nodes)
+        by_value = [t for t in _with_uids(self._nodes) if t.get_pass_by_value()]
+        tensors, peers = _tensors(self._nodes), _peers(self._nodes)
         data = {id(t) for node in self._nodes for t in node.data()}
         outputs = {id(t) for node in self._nodes for t in node.outputs.values()}
         self._records = {id(t): _Record(t, self._storage[id(t)], id(t) not in data, id(t) in outputs) for t in tensors}
         self._by_uid = {r.uid: r for r in self._records.values()}
         self._by_uid |= dict.fromkeys((t.get_uid() for t in by_value), None)
-        peers = _peers(self._nodes)
         self._peers = {*peers, *(t.get_uid() for t in peers)}
         self._stage = 2
         _log.info("%s: %d tensors, %d nodes for %s", self._label(), len(tensors), len(self._nodes), handle.backend)

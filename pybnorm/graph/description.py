@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from pybnorm import _arguments
@@ -22,7 +22,7 @@ from pybnorm.graph.attributes import (
     _scalar,
     _tensor,
 )
-from pybnorm.graph.rules import _Node
+from pybnorm.graph.rules import _FORMS, _Node
 from pybnorm.graph.serialization import from_json, to_json
 
 _SelfGraph = TypeVar("_SelfGraph", bound="_Description")
@@ -142,22 +142,7 @@ class _Description(_Named):
         -----
         `pybnorm.operations.forward_training`; before it axpby from prev to next, unless they are the same memory.
         """
-        attributes = self._attributes(attributes, BatchnormAttributes)
-        inputs: dict[str, Any] = {"x": x, "scale": scale, "bias": bias}
-        outputs = ["y", "mean", "inv_variance"]
-        running = {
-            "prev_running_mean": attributes.get_prev_running_mean(),
-            "prev_running_variance": attributes.get_prev_running_variance(),
-            "momentum": attributes.get_momentum(),
-        }
-        scalars = {"epsilon": attributes.get_epsilon()}
-        if any(value is not None for value in running.values()):
-            scalars["momentum"] = running.pop("momentum")
-            inputs |= running
-            outputs += ["next_running_mean", "next_running_variance"]
-        made = self._add("batchnorm", attributes, inputs, outputs, scalars)
-        y, mean, inv_variance = made[:3]
-        following = made[3:]
+        y, mean, inv_variance, *following = self._add("batchnorm", attributes, x=x, scale=scale, bias=bias)
         return y, mean, inv_variance, *((following[0], following[1]) if following else (None, None))
 
     def batchnorm_inference(
@@ -173,9 +158,8 @@ class _Description(_Named):
 
         Tensors are as in `batchnorm`.
         """
-        attributes = self._attributes(attributes, BatchnormInferenceAttributes)
-        inputs = {"x": x, "mean": mean, "inv_variance": inv_variance, "scale": scale, "bias": bias}
-        return self._add("batchnorm_inference", attributes, inputs, ["y"])[0]
+        parameters = {"mean": mean, "inv_variance": inv_variance, "scale": scale, "bias": bias}
+        return self._add("batchnorm_inference", attributes, x=x, **parameters)[0]
 
     def batchnorm_inference_variance_ext(
         self,
@@ -191,10 +175,8 @@ class _Description(_Named):
 
         Tensors are as in `batchnorm`.
         """
-        attributes = self._attributes(attributes, BatchnormInferenceAttributesVarianceExt)
-        inputs = {"x": x, "mean": mean, "variance": variance, "scale": scale, "bias": bias}
-        scalars = {"epsilon": _scalar(epsilon, "epsilon")}
-        return self._add("batchnorm_inference_variance_ext", attributes, inputs, ["y"], scalars)[0]
+        parameters = {"mean": mean, "variance": variance, "scale": scale, "bias": bias}
+        return self._add("batchnorm_inference_variance_ext", attributes, x=x, **parameters, epsilon=epsilon)[0]
 
     def batchnorm_backward(
         self,
@@ -210,15 +192,7 @@ class _Description(_Named):
 
         Tensors are as in `batchnorm`; the attributes have saved statistics, or an epsilon to compute them from x.
         """
-        attributes = self._attributes(attributes, BatchnormBackwardAttributes)
-        inputs: dict[str, Any] = {"dy": dy, "x": x, "scale": scale}
-        pair = {"mean": attributes.get_mean(), "inv_variance": attributes.get_inv_variance()}
-        scalars = {}
-        if any(value is not None for value in pair.values()):
-            inputs |= pair
-        else:
-            scalars["epsilon"] = attributes.get_epsilon()
-        dx, dscale, dbias = self._add("batchnorm_backward", attributes, inputs, ["dx", "dscale", "dbias"], scalars)
+        dx, dscale, dbias = self._add("batchnorm_backward", attributes, dy=dy, x=x, scale=scale)
         return dx, dscale, dbias
 
     def pointwise(self, in_0: TensorAttributes, *rest: Any) -> TensorAttributes:
@@ -241,11 +215,8 @@ class _Description(_Named):
         """
         if not 1 <= len(rest) <= 2:
             raise ArgumentError("inputs", f"{len(rest)} arguments after in_0", "in_1 if any, then the attributes")
-        attributes = self._attributes(rest[-1], PointwiseAttributes)
-        inputs = {"in_0": in_0}
-        if len(rest) == 2:
-            inputs["in_1"] = rest[0]
-        return self._add("pointwise", attributes, inputs, ["out_0"])[0]
+        second = {"in_1": _tensor(rest[0], "in_1")} if len(rest) == 2 else {}
+        return self._add("pointwise", rest[-1], in_0=in_0, **second)[0]
 
     def relu(self, input: TensorAttributes, name: str = "") -> TensorAttributes:
         """``max(input, 0)``, as cuDNN's Python has it."""
@@ -259,30 +230,26 @@ class _Description(_Named):
         """``a + b``, as cuDNN's Python has it."""
         return self.pointwise(a, b, PointwiseAttributes().set_name(name).set_mode(PointwiseMode.ADD))
 
-    def _attributes(self, given: Any, kind: type[Any]) -> Any:
-        """A copy, as C++ passes attributes by value, with a name."""
-        _arguments.instance(given, kind, "attributes", f"a {kind.__name__}")
-        attributes = copy.copy(given)
-        if not attributes.get_name():
-            attributes.set_name(f"{kind.__name__.replace('Attributes', '')}_{len(self._nodes)}")
-        return attributes
-
-    def _add(
-        self,
-        kind: str,
-        attributes: Any,
-        inputs: Mapping[str, Any],
-        outputs: Sequence[str],
-        scalars: Mapping[str, Any] | None = None,
-    ) -> list[TensorAttributes]:
-        name = attributes.get_name()
-        for role, tensor in {**inputs, **(scalars or {})}.items():
+    def _add(self, kind: str, attributes: Any, **given: Any) -> list[TensorAttributes]:
+        """Add a node of these tensors and those of its attributes; returns its outputs."""
+        form = _FORMS[kind]
+        word = form.attributes.__name__
+        _arguments.instance(attributes, form.attributes, "attributes", f"a {word}")
+        attributes = copy.copy(attributes)  # as C++ passes attributes by value
+        name = attributes.get_name() or f"{word.replace('Attributes', '')}_{len(self._nodes)}"
+        if "epsilon" in given:
+            given["epsilon"] = _scalar(given["epsilon"], "epsilon")
+        for role, tensor in given.items():
             if tensor is not None:  # validate reports missing ones
                 _tensor(tensor, role)
-        for role, tensor in inputs.items():
+        roles = (*form.inputs, *form.scalars)
+        node = _Node.of(kind, attributes.set_name(name), {r: given.get(r, attributes._slots.get(r)) for r in roles}, {})
+        for role, tensor in node.inputs.items():
             if tensor is not None and not tensor.get_name():
                 tensor.set_name(f"{name}::{role.upper()}")
-        made = {role: self._tensor_type().set_name(f"{name}::{role.upper()}").set_is_virtual(True) for role in outputs}
-        self._nodes.append(_Node(kind, attributes, dict(inputs), made, dict(scalars or {})))
+        for role in form.outputs:
+            if not role.startswith("next_") or "momentum" in node.scalars:
+                node.outputs[role] = self._tensor_type().set_name(f"{name}::{role.upper()}").set_is_virtual(True)
+        self._nodes.append(node)
         self._stage = 0
-        return list(made.values())
+        return list(node.outputs.values())

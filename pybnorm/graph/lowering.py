@@ -154,7 +154,7 @@ class _Lowering:
     def _training(self, node: _Node, of: dict[str, _Record], used: set[str], blend: dict[str, Any]) -> None:
         options: dict[str, Any] = {"epsilon": _scalar_of(node, "epsilon"), **blend}
         if used & {"mean", "inv_variance"}:
-            options |= {"saved_mean": of["mean"], "saved_inv_variance": of["inv_variance"]}
+            options |= {"saved_mean": of.get("mean"), "saved_inv_variance": of.get("inv_variance")}
         if used & {"next_running_mean", "next_running_variance"}:
             options["exponential_average_factor"] = _scalar_of(node, "momentum")
             options["unbiased"] = node.attributes.get_unbiased()

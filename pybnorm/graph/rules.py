@@ -10,9 +10,61 @@ from pybnorm import _arguments
 from pybnorm._arrays import Buffer
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError
-from pybnorm.graph.attributes import _DATA_ROLES, PointwiseMode, TensorAttributes
+from pybnorm.graph.attributes import (
+    _DATA_ROLES,
+    BatchnormAttributes,
+    BatchnormBackwardAttributes,
+    BatchnormInferenceAttributes,
+    BatchnormInferenceAttributesVarianceExt,
+    PointwiseAttributes,
+    PointwiseMode,
+    TensorAttributes,
+)
 
 _CLIPS = {"relu_lower_clip": 0.0, "relu_upper_clip": math.inf, "relu_lower_clip_slope": 0.0}
+_TRAINED = ("batchnorm", "batchnorm_backward")
+_TRIO = "a tensor: previous mean, previous variance and momentum go together"
+_PAIR = "a tensor: mean and inverse standard deviation go together"
+_MISSING = {
+    "prev_running_mean": _TRIO,
+    "prev_running_variance": _TRIO,
+    "momentum": _TRIO.replace("tensor", "scalar"),
+    "mean": _PAIR,
+    "inv_variance": _PAIR,
+    "epsilon": "a scalar, by set_epsilon",
+}
+
+
+class _Form:
+    """The tensors of a kind of node by their roles, separated by spaces; those `together` are all given or none."""
+
+    def __init__(self, attributes: type[Any], inputs: str, outputs: str, scalars: str = "", together: str = "") -> None:
+        self.attributes = attributes
+        self.inputs, self.outputs, self.scalars = inputs.split(), outputs.split(), scalars.split()
+        self.together = together.split()
+
+
+_FORMS = {
+    "batchnorm": _Form(
+        BatchnormAttributes,
+        "x scale bias prev_running_mean prev_running_variance",
+        "y mean inv_variance next_running_mean next_running_variance",
+        "epsilon momentum",
+        "prev_running_mean prev_running_variance momentum",
+    ),
+    "batchnorm_backward": _Form(
+        BatchnormBackwardAttributes,
+        "dy x scale mean inv_variance",
+        "dx dscale dbias",
+        "epsilon",  # hipDNN has none
+        "mean inv_variance",
+    ),
+    "batchnorm_inference": _Form(BatchnormInferenceAttributes, "x mean inv_variance scale bias", "y"),
+    "batchnorm_inference_variance_ext": _Form(
+        BatchnormInferenceAttributesVarianceExt, "x mean variance scale bias", "y", "epsilon"
+    ),
+    "pointwise": _Form(PointwiseAttributes, "in_0 in_1", "out_0", together="in_1"),
+}
 
 
 class _Node(NamedTuple):
@@ -23,6 +75,19 @@ class _Node(NamedTuple):
     inputs: dict[str, TensorAttributes]
     outputs: dict[str, TensorAttributes]
     scalars: dict[str, TensorAttributes]
+
+    @classmethod
+    def of(cls, kind: str, attributes: Any, given: dict[str, Any], outputs: dict[str, TensorAttributes]) -> _Node:
+        """A node of what is given, where None is reported by validate.
+
+        What goes together is left out where nothing of it is given, and backward's epsilon where statistics are.
+        """
+        form = _FORMS[kind]
+        absent = set() if any(given[role] is not None for role in form.together) else set(form.together)
+        if kind == "batchnorm_backward" and not absent:
+            absent = {"epsilon"}
+        inputs, scalars = ({r: given[r] for r in roles if r not in absent} for roles in (form.inputs, form.scalars))
+        return cls(kind, attributes, inputs, outputs, scalars)
 
     @property
     def name(self) -> str:
@@ -79,17 +144,6 @@ def _dtype_of(tensor: TensorAttributes) -> DataType:
     dtype = tensor.get_data_type()
     assert dtype is not None
     return dtype
-
-
-_TRAINED = ("batchnorm", "batchnorm_backward")
-_MISSING = {
-    "prev_running_mean": "a tensor: previous mean, previous variance and momentum go together",
-    "prev_running_variance": "a tensor: previous mean, previous variance and momentum go together",
-    "momentum": "a scalar: previous mean, previous variance and momentum go together",
-    "mean": "a tensor: mean and inverse standard deviation go together",
-    "inv_variance": "a tensor: mean and inverse standard deviation go together",
-    "epsilon": "a scalar, by set_epsilon",
-}
 
 
 def _data_rules(node: _Node, role: str, low: int = 2) -> tuple[int, ...]:

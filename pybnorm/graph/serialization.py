@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError
-from pybnorm.graph.attributes import (
-    BatchnormAttributes,
-    BatchnormBackwardAttributes,
-    BatchnormInferenceAttributes,
-    BatchnormInferenceAttributesVarianceExt,
-    PointwiseAttributes,
-    TensorAttributes,
-)
-from pybnorm.graph.rules import _CLIPS, _MISSING, _Node
-from pybnorm.graph.validation import _peers, _with_uids
+from pybnorm.graph.attributes import TensorAttributes
+from pybnorm.graph.rules import _CLIPS, _FORMS, _MISSING, _Node
+from pybnorm.graph.validation import _with_uids
 
 _WORDS = {  # of a data type and of a value of it
     DataType.FLOAT32: ("float", "Float32Value"),
@@ -30,52 +23,7 @@ _DEFAULTS = ("compute", "intermediate", "io")
 _UNUSED = ("axis_tensor_uid", "in_2_tensor_uid", "swish_beta", "elu_alpha", "softplus_beta")
 
 
-class _Form(NamedTuple):
-    """The written form of one kind of node."""
-
-    kind: str
-    attributes: type[Any]
-    inputs: tuple[str, ...]
-    scalars: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-
-_RUNNING = ("prev_running_mean", "prev_running_variance")
-_FORMS = {
-    form.attributes.__name__: form
-    for form in (
-        _Form(
-            "batchnorm",
-            BatchnormAttributes,
-            ("x", "scale", "bias", *_RUNNING),
-            ("epsilon", "momentum"),
-            ("y", "mean", "inv_variance", "next_running_mean", "next_running_variance"),
-        ),
-        _Form(
-            "batchnorm_backward",
-            BatchnormBackwardAttributes,
-            ("dy", "x", "scale", "mean", "inv_variance"),
-            ("epsilon",),  # hipDNN has none
-            ("dx", "dscale", "dbias"),
-        ),
-        _Form(
-            "batchnorm_inference",
-            BatchnormInferenceAttributes,
-            ("x", "mean", "inv_variance", "scale", "bias"),
-            (),
-            ("y",),
-        ),
-        _Form(
-            "batchnorm_inference_variance_ext",
-            BatchnormInferenceAttributesVarianceExt,
-            ("x", "mean", "variance", "scale", "bias"),
-            ("epsilon",),
-            ("y",),
-        ),
-        _Form("pointwise", PointwiseAttributes, ("in_0", "in_1"), (), ("out_0",)),
-    )
-}
-_NAMES = {form.kind: name for name, form in _FORMS.items()}
+_KINDS = {form.attributes.__name__: kind for kind, form in _FORMS.items()}
 _OPTIONAL = {*_MISSING, "in_1", "next_running_mean", "next_running_variance"}
 
 
@@ -89,14 +37,11 @@ def to_json(name: str, dtypes: Sequence[DataType | None], nodes: Sequence[_Node]
         for role, tensor in (*node.inputs.items(), *node.scalars.items()):
             if tensor is None and role not in _OPTIONAL:
                 raise ArgumentError(f"{role} of {node.name}", None, "a tensor")
-    tensors, by_value = _with_uids(nodes)
     return json.dumps(
         {
             "name": name,
-            **dict(
-                zip(("compute_data_type", "intermediate_data_type", "io_data_type"), map(_word, dtypes), strict=True)
-            ),
-            "tensors": [_tensor_out(t) for t in (*tensors, *by_value, *_peers(nodes))],
+            **{f"{of}_data_type": _word(dtype) for of, dtype in zip(_DEFAULTS, dtypes, strict=True)},
+            "tensors": [_tensor_out(t) for t in _with_uids(nodes)],
             "nodes": [_node_out(node) for node in nodes],
         },
         indent=1,
@@ -122,12 +67,12 @@ def _tensor_out(tensor: TensorAttributes) -> dict[str, Any]:
 
 
 def _node_out(node: _Node) -> dict[str, Any]:
-    form = _FORMS[_NAMES[node.kind]]
+    form, held = _FORMS[node.kind], {**node.inputs, **node.scalars, **node.outputs}
 
-    def uids(roles: Sequence[str], held: Mapping[str, TensorAttributes | None]) -> dict[str, Any]:
+    def uids(roles: Sequence[str]) -> dict[str, Any]:
         return {f"{role}_tensor_uid": tensor.get_uid() if (tensor := held.get(role)) else None for role in roles}
 
-    inputs = uids((*form.inputs, *form.scalars), {**node.inputs, **node.scalars})
+    inputs = uids((*form.inputs, *form.scalars))
     if node.kind == "pointwise":
         mode, clips = node.mode, node.attributes._slots
         inputs |= {"operation": "unset" if mode is None else mode.name.lower()}
@@ -138,10 +83,10 @@ def _node_out(node: _Node) -> dict[str, Any]:
             inputs["unbiased"] = False  # no word of hipDNN's
     return {
         "name": node.name,
-        "type": _NAMES[node.kind],
+        "type": form.attributes.__name__,
         "compute_data_type": _word(node.attributes.get_compute_data_type()),
         "inputs": inputs,
-        "outputs": uids(form.outputs, node.outputs),
+        "outputs": uids(form.outputs),
     }
 
 
@@ -194,11 +139,11 @@ def _tensor_in(entry: Any) -> TensorAttributes:
 
 
 def _node_in(entry: Any, tensors: Mapping[int, TensorAttributes]) -> _Node:
-    kind = _get(entry, "type", str, "a node")
-    if kind not in _FORMS:
-        raise ArgumentError("type of a node", kind, ", ".join(_FORMS))
-    form, name = _FORMS[kind], _get(entry, "name", str, "a node", "")
-    where = f"node {name!r}"
+    word = _get(entry, "type", str, "a node")
+    if word not in _KINDS:
+        raise ArgumentError("type of a node", word, ", ".join(_KINDS))
+    kind, name = _KINDS[word], _get(entry, "name", str, "a node", "")
+    form, where = _FORMS[kind], f"node {name!r}"
     inputs, outputs = _get(entry, "inputs", dict, where), _get(entry, "outputs", dict, where)
 
     def found(uid: Any, role: str) -> TensorAttributes:
@@ -207,18 +152,15 @@ def _node_in(entry: Any, tensors: Mapping[int, TensorAttributes]) -> _Node:
         return tensors[uid]
 
     def held(roles: Sequence[str], given: dict[str, Any]) -> dict[str, Any]:
-        made = {}
-        for role in roles:
-            uid = given.get(f"{role}_tensor_uid")
-            if uid is not None or role not in _OPTIONAL or (role == "epsilon" and form.kind != "batchnorm_backward"):
-                made[role] = found(uid, role)
-        return made
+        uids = {role: given.get(f"{role}_tensor_uid") for role in roles}
+        return {r: None if uid is None and r in _OPTIONAL - needed else found(uid, r) for r, uid in uids.items()}
 
+    needed = {"epsilon"} if kind != "batchnorm_backward" else set()
     attributes = form.attributes().set_name(name)
     compute = _data_type(entry, "compute_data_type", where)
     if compute is not None:
         attributes.set_compute_data_type(compute)
-    if form.kind == "pointwise":
+    if kind == "pointwise":
         operation = _get(inputs, "operation", str, where, "unset")
         if operation != "unset":
             attributes.set_mode(operation)
@@ -228,10 +170,8 @@ def _node_in(entry: Any, tensors: Mapping[int, TensorAttributes]) -> _Node:
     peers = [found(uid, "peer_stats") for uid in _get(inputs, "peer_stats_tensor_uid", list, where, [])]
     if peers:
         attributes.set_peer_stats(peers)
-    if form.kind == "batchnorm":
+    if kind == "batchnorm":
         attributes.set_unbiased(_get(inputs, "unbiased", bool, where, True))
-    made = held(form.inputs, inputs), held(form.outputs, outputs), held(form.scalars, inputs)
-    for role, tensor in {**made[0], **made[2]}.items():
-        if role in ("epsilon", "momentum", *_RUNNING) or (form.kind == "batchnorm_backward" and role in _MISSING):
-            getattr(attributes, f"set_{role}")(tensor)
-    return _Node(form.kind, attributes, *made)
+    given = held((*form.inputs, *form.scalars), inputs)
+    made = {role: tensor for role, tensor in held(form.outputs, outputs).items() if tensor is not None}
+    return _Node.of(kind, attributes, given, made)

@@ -41,16 +41,21 @@ def _peers(nodes: Sequence[_Node]) -> list[TensorAttributes]:
     return list({id(t): t for t in given}.values())
 
 
-def _with_uids(nodes: Sequence[_Node]) -> tuple[list[TensorAttributes], list[TensorAttributes]]:
-    """Tensors with memory and those passed by value, each with a uid; those of peer_stats get one too."""
-    tensors = _tensors(nodes)
-    by_value = list({id(t): t for node in nodes for t in node.scalars.values() if t is not None}.values())
-    used = {t.get_uid() for t in (*tensors, *by_value, *_peers(nodes)) if t.has_uid()}
+def _everything(nodes: Sequence[_Node]) -> list[TensorAttributes]:
+    """Tensors with memory, those passed by value and those of peer_stats, each once."""
+    by_value = {id(t): t for node in nodes for t in node.scalars.values() if t is not None}
+    return [*_tensors(nodes), *by_value.values(), *_peers(nodes)]
+
+
+def _with_uids(nodes: Sequence[_Node]) -> list[TensorAttributes]:
+    """`_everything`, each with a uid."""
+    everything = _everything(nodes)
+    used = {t.get_uid() for t in everything if t.has_uid()}
     free = (uid for uid in range(1, 2**63) if uid not in used)
-    for tensor in (*tensors, *by_value, *_peers(nodes)):
+    for tensor in everything:
         if not tensor.has_uid():
             tensor.set_uid(next(free))
-    return tensors, by_value
+    return everything
 
 
 def _check_inputs(node: _Node, produced: set[int]) -> None:
@@ -75,17 +80,11 @@ def _check_compute(node: _Node, default: DataType | None) -> None:
 
 def _check_uids(nodes: Sequence[_Node]) -> None:
     seen: dict[int, TensorAttributes] = {}
-    by_value = {id(t): t for node in nodes for t in node.scalars.values()}
-    for tensor in (*_tensors(nodes), *by_value.values(), *_peers(nodes)):
-        if not tensor.has_uid():
-            continue
-        other = seen.setdefault(tensor.get_uid(), tensor)
+    for tensor in _everything(nodes):
+        other = seen.setdefault(tensor.get_uid(), tensor) if tensor.has_uid() else tensor
         if other is not tensor:
-            raise ArgumentError(
-                "uid",
-                tensor.get_uid(),
-                f"one tensor for each: {other.get_name()!r} and {tensor.get_name()!r} have it",
-            )
+            both = f"{other.get_name()!r} and {tensor.get_name()!r}"
+            raise ArgumentError("uid", tensor.get_uid(), f"one tensor for each: {both} have it")
 
 
 def _fill_data_types(nodes: Sequence[_Node], io: DataType | None, intermediate: DataType | None) -> dict[int, DataType]:
@@ -123,15 +122,12 @@ def _fill_data_types(nodes: Sequence[_Node], io: DataType | None, intermediate: 
 
 def _connected(nodes: Sequence[_Node]) -> list[list[TensorAttributes]]:
     """Groups of data tensors that nodes connect, directly or through others."""
-    groups: list[list[TensorAttributes]] = []
+    groups: list[dict[int, TensorAttributes]] = []
     for node in nodes:
-        joined = list(node.data())
-        ids = {id(t) for t in joined}
-        apart = []
-        for group in groups:
-            if ids & {id(t) for t in group}:
-                joined = group + [t for t in joined if id(t) not in {id(g) for g in group}]
-            else:
-                apart.append(group)
-        groups = [*apart, joined]
-    return groups
+        joined = {id(t): t for t in node.data()}
+        touched = [group for group in groups if group.keys() & joined.keys()]
+        groups = [group for group in groups if not group.keys() & joined.keys()]
+        for group in touched:
+            joined = group | joined
+        groups.append(joined)
+    return [list(group.values()) for group in groups]

@@ -16,6 +16,7 @@ products, engines to choose from, plugins) is an AttributeError whose sentence s
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -192,9 +193,9 @@ class Graph(_Refusing, graph.Graph):
         attributes: BatchnormBackwardAttributes,
     ) -> tuple[graph.TensorAttributes, graph.TensorAttributes, graph.TensorAttributes]:  # fmt: skip
         """`pybnorm.graph.Graph.batchnorm_backward`; without saved statistics and epsilon the epsilon is 1e-5."""
-        attributes = self._attributes(attributes, BatchnormBackwardAttributes)
-        if attributes.get_mean() is None and attributes.get_inv_variance() is None and attributes.get_epsilon() is None:
-            attributes.set_epsilon(_EPSILON)
+        _arguments.instance(attributes, BatchnormBackwardAttributes, "attributes", "a BatchnormBackwardAttributes")
+        if attributes.get_epsilon() is None:
+            attributes = copy.copy(attributes).set_epsilon(_EPSILON)
         return super().batchnorm_backward(dy, x, scale, attributes)
 
     @staticmethod

@@ -169,7 +169,7 @@ def test_a_graph_survives_as_json_and_computes_the_same_bits(named, handle, kind
     kinds = {"float": "Float32Value", "double": "Float64Value"}
     assert all(t["value_type"] == kinds[t["data_type"]] for t in uids.values() if "value" in t)
     for node in document["nodes"]:
-        assert node["type"] in serialization._FORMS
+        assert node["type"] in serialization._KINDS
         ends = [v for k, v in {**node["inputs"], **node["outputs"]}.items() if k.endswith("_uid") and type(v) is int]
         assert set(ends) <= set(uids)
         assert len(ends) >= 2
