@@ -73,6 +73,7 @@ from pybnorm.graph.attributes import (
     PointwiseMode,
     Tensor,
     TensorAttributes,
+    _member,
 )
 from pybnorm.graph.description import _Description
 from pybnorm.graph.log import _configure_logging, _log, _logged
@@ -149,7 +150,7 @@ class Graph(_Description):
     def __init__(self) -> None:
         _configure_logging()
         super().__init__()
-        self._handle: Handle | None = None
+        self._handle: Handle
         self._storage: dict[int, DataType] = {}
         self._records: dict[int, _Record] = {}  # by id of the tensor
         self._by_uid: dict[int, _Record | None] = {}  # None: passed by value
@@ -165,6 +166,12 @@ class Graph(_Description):
 
     def _label(self) -> str:
         return f"graph {self._name!r}" if self._name else "graph"
+
+    def _checked(self, handle: Any) -> Handle:
+        _arguments.instance(handle, Handle, "handle", "a Handle")
+        if handle.closed:
+            raise ClosedError("handle")
+        return handle
 
     # -------- ranks
 
@@ -216,8 +223,7 @@ class Graph(_Description):
             Any handle of the backend that will execute the graph.
         """
         self._require(1, "build_operation_graph")
-        _check_handle(handle)
-        self._handle = handle
+        self._handle = handle = self._checked(handle)
         by_value = [t for t in _with_uids(self._nodes) if t.get_pass_by_value()]
         tensors, peers = _tensors(self._nodes), _peers(self._nodes)
         data = {id(t) for node in self._nodes for t in node.data()}
@@ -236,9 +242,7 @@ class Graph(_Description):
         allowed = "a sequence of " + ", ".join(f"HeuristicMode.{m.name}" for m in HeuristicMode)
         given: Any = (modes,) if issubclass(type(modes), (str, HeuristicMode)) else modes
         for mode in _arguments.items(given, "modes", allowed):
-            found = HeuristicMode.__members__.get(str.upper(mode)) if issubclass(type(mode), str) else mode
-            if type(found) is not HeuristicMode:
-                raise ArgumentError("modes", mode, allowed)
+            _member(HeuristicMode, mode, "modes", allowed)
         lowering = _Lowering(self._nodes, self._records)
         for tensor in lowering.unfaithful():
             record = self._records[id(tensor)]
@@ -260,7 +264,6 @@ class Graph(_Description):
     def get_plan_name(self) -> str:
         """The backend and the operations of the plan, in order, such as ``"onednn: axpby, forward_training"``."""
         self._require(3, "get_plan_name")
-        assert self._handle is not None
         return f"{self._handle.backend}: {', '.join(step.function for step in self._steps)}"
 
     def get_plan_name_at_index(self, index: int) -> str:
@@ -276,8 +279,8 @@ class Graph(_Description):
     def build_plan_at_index(self, index: int) -> None:
         """`check_support` and `build_plans` of the plan 0, the only one."""
         self._plan(index)
-        self.check_support()
-        self.build_plans()
+        Graph.check_support(self)
+        Graph.build_plans(self)
 
     def execute_plan_at_index(
         self, handle: Handle, variant_pack: Mapping[int | TensorAttributes, Any], workspace: Any, index: int
@@ -294,15 +297,11 @@ class Graph(_Description):
     def check_support(self) -> None:
         """Check every call of the plan with the backend."""
         self._require(3, "check_support")
-        handle = self._handle
-        _check_handle(handle)
-        assert handle is not None
+        handle = self._checked(self._handle)
         self._programs = []
         for step in self._steps:
             try:
-                program: Prepared | _Exchange = (
-                    _Exchange(handle, self._communicator, step) if step.joined else step.checked(handle)
-                )
+                program = _Exchange(handle, self._communicator, step) if step.joined else step.checked(handle)
             except UnsupportedError as error:
                 raise self._unsupported(error.function, f"{step.node}: {error.text}") from error
             self._programs.append(program)
@@ -312,7 +311,6 @@ class Graph(_Description):
         self._stage = 4
 
     def _unsupported(self, function: str, text: str) -> UnsupportedError:
-        assert self._handle is not None
         return unsupported(self._handle, function, text)
 
     @_logged
@@ -366,8 +364,7 @@ class Graph(_Description):
             At least `get_workspace_size` bytes on the handle's device: an array, or address and bytes.
         """
         self._require(5, "execute")
-        _check_handle(handle)
-        assert self._handle is not None
+        handle = self._checked(handle)
         if handle.backend != self._handle.backend:
             allowed = f"one of {self._handle.backend}, which the graph was built for"
             raise ArgumentError("handle", f"one of backend {handle.backend}", allowed)
@@ -399,9 +396,3 @@ class Graph(_Description):
 
 def _rounded(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def _check_handle(handle: Any) -> None:
-    _arguments.instance(handle, Handle, "handle", "a Handle")
-    if handle.closed:
-        raise ClosedError("handle")

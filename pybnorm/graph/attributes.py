@@ -17,6 +17,7 @@ from pybnorm.errors import ArgumentError, ArgumentTypeError
 _NAMES = {"float": DataType.FLOAT32, "half": DataType.FLOAT16, "double": DataType.FLOAT64}  # hipDNN's words
 _SUPPORTED = (DataType.FLOAT32, DataType.FLOAT16, DataType.BFLOAT16)
 _DATA_ROLES = frozenset({"x", "y", "dy", "dx", "in_0", "in_1", "out_0"})
+_Enum = TypeVar("_Enum", bound=enum.Enum)
 _Self = TypeVar("_Self", bound="_Named")
 _SelfNode = TypeVar("_SelfNode", bound="_Attributes")
 _SelfStatistics = TypeVar("_SelfStatistics", bound="_StatisticsAttributes")
@@ -208,6 +209,14 @@ class TensorAttributes(_Named):
 
 
 Tensor = TensorAttributes
+
+
+def _member(kind: type[_Enum], value: Any, argument: str, allowed: str) -> _Enum:
+    """A member of an enumeration, from itself or its name."""
+    found = kind.__members__.get(str.upper(value)) if issubclass(type(value), str) else value
+    if type(found) is not kind:
+        raise ArgumentError(argument, value, allowed)
+    return found
 
 
 def _any_data_type(value: object, argument: str) -> DataType:
@@ -417,11 +426,8 @@ class PointwiseAttributes(_Attributes):
 
     def set_mode(self, mode: PointwiseMode | str) -> PointwiseAttributes:
         """Set the operation; required."""
-        given: Any = mode
-        found = PointwiseMode.__members__.get(str.upper(given)) if issubclass(type(given), str) else given
-        if type(found) is not PointwiseMode:
-            raise ArgumentError("mode", mode, "one of " + ", ".join(f"PointwiseMode.{m.name}" for m in PointwiseMode))
-        self._mode = found
+        allowed = "one of " + ", ".join(f"PointwiseMode.{m.name}" for m in PointwiseMode)
+        self._mode = _member(PointwiseMode, mode, "mode", allowed)
         return self
 
     def get_mode(self) -> PointwiseMode | None:

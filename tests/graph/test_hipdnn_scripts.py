@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 
 from pybnorm import hipdnn, reference
-from pybnorm.hipdnn import handles
 
 SCRIPT = Path(__file__).parent / "hipdnn_script.py"
 THEIRS, OURS = "import hipdnn_frontend as hipdnn\n", "import pybnorm.hipdnn as hipdnn\n"
@@ -19,7 +18,7 @@ def close(results, expected, tolerance=1e-3):
 
 
 def test_a_script_runs(handle, monkeypatch):
-    monkeypatch.setattr(handles, "_ORDER", (handle.backend,))
+    monkeypatch.setattr(hipdnn, "_ORDER", (handle.backend,))
     text = SCRIPT.read_text()
     assert text.count(THEIRS) == text.count("hipdnn_frontend") == 1
     made = {"__name__": "__main__"}
