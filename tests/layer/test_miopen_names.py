@@ -72,7 +72,7 @@ def test_every_call_of_the_page_is_there_with_miopens_arguments_in_its_order():
 
 # ---------------------------------------------------------------- the calls on a problem
 
-OPERANDS = miopen.arguments.OPERANDS
+OPERANDS = miopen.OPERANDS
 OUTPUTS = {name: operand.name for name, operand in OPERANDS.items() if operand.written}
 PLAIN_DESC = {TRAIN: "bn_scale_bias_mean_var_desc", INFER: "bn_scale_bias_mean_var_desc"}
 CALLS = {
