@@ -1,20 +1,282 @@
-"""The layer: its constructors, its statistics in the memory of a device, and its calls."""
+"""A batch-norm layer that keeps its statistics, modelled on gocudnn's ``batchnorm`` package, for every backend.
+
+Make a layer, stage it with the first x, then call forward training, inference and backward. `BatchNorm.info` returns
+the whole state as plain data, which can be stored as JSON. `BatchNorm.restore` makes a layer from it, on any backend
+and machine.
+
+Differences from gocudnn:
+
+* The running variance starts at 1, so that inference before training leaves x unchanged but for epsilon. gocudnn's
+  buffers are zero-filled, which divides by sqrt(epsilon): ``initial_running_variance=0.0`` gives that. The running mean
+  starts at 0 in both.
+* A call before `stage` raises an error that says "not staged"; gocudnn dereferences nil. Backward needs a forward
+  training first; gocudnn's zero-filled saved statistics give dx = 0. Staging twice is refused, because it would discard
+  trained statistics.
+* `Info` can be restored and has every field filled. gocudnn declares epsilon, factor and NaN policy and leaves them
+  empty. The factor is a float; gocudnn's is an unsigned integer. `Info.from_gocudnn_json` and `Info.to_gocudnn_json`
+  read and write gocudnn's own JSON.
+* y = alpha * result + beta * y, as in the library; a comment in gocudnn swaps the two. Backward uses the statistics
+  that the last forward training saved.
+* All dtypes of the backend, bfloat16 too.
+* A call that has a known defect is made of others that are correct: `BatchNorm.workspace_size` says what it then needs.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import base64
+import binascii
+import dataclasses
+import json
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm import _arguments, defects, devices
+from pybnorm import __version__, _arguments, defects, devices
 from pybnorm._arrays import CPU, Buffer
 from pybnorm._core import Handle, TensorDescriptor, derive_bn_tensor_descriptor
 from pybnorm._words import OperationWord
 from pybnorm.devices import Device
-from pybnorm.enums import DataType, Mode, Operation
+from pybnorm.enums import DataType, Layout, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError
-from pybnorm.layer.info import PROPAGATE_NAN, STATISTICS, BiasScaleProperties, Info
+
+__all__ = ["BatchNorm", "BiasScaleProperties", "Info"]
+
+PROPAGATE_NAN = "propagate"
+STATISTICS = ("running_mean", "running_variance", "saved_mean", "saved_inv_variance")
+_JSON_KIND = "pybnorm.layer.Info"
+_JSON_VERSION = 2
+
+
+class BiasScaleProperties(NamedTuple):
+    """Layout, data type and shape that scale and bias must have."""
+
+    format: Layout
+    """Channels first, whatever the layout of x."""
+    data_type: DataType
+    """float64 for float64 x, else float32."""
+    dims: tuple[int, ...]
+    """The derived shape."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Info:
+    """The whole state of a layer, in host memory.
+
+    Two are equal if all fields are equal, statistics bit by bit. Values are checked on construction.
+
+    Attributes
+    ----------
+    mode : Mode
+    format : Layout
+        Of the derived descriptor: `Layout.CHANNELS_FIRST`.
+    data_type : DataType
+        Of scale, bias and statistics: float32 or float64.
+    nan_policy : str
+        ``"propagate"``: a NaN in x makes the statistics and results of its channel NaN, and of no other. Batch norm
+        of every backend does that; cuDNN's ``CUDNN_NOT_PROPAGATE_NAN`` has no effect on it.
+    dims, strides : tuple of int
+        Of the derived descriptor; strides in elements.
+    epsilon : float
+        That of the last forward training; before any, that of the layer.
+    exponential_average_factor : float
+        Likewise.
+    running_mean, running_variance, saved_mean, saved_inv_variance : ndarray
+        Of `dims` and `data_type`, read-only. `saved_inv_variance` is 1 / sqrt(biased variance + epsilon); the saved
+        pair is all 0 before the first forward training.
+
+    Examples
+    --------
+    >>> from pybnorm.layer import BatchNorm, Info
+    >>> with pybnorm.Handle("native") as handle, BatchNorm.spatial(handle) as layer:
+    ...     layer.stage(np.ones((2, 3, 4, 5), np.float32))
+    ...     info = layer.info()
+    >>> Info.from_json(info.to_json()) == info
+    True
+    >>> Info.from_gocudnn_json(info.to_gocudnn_json()).dims
+    (1, 3, 1, 1)
+    """
+
+    mode: Mode
+    format: Layout
+    data_type: DataType
+    nan_policy: str
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    epsilon: float
+    exponential_average_factor: float
+    running_mean: npt.NDArray[Any]
+    running_variance: npt.NDArray[Any]
+    saved_mean: npt.NDArray[Any]
+    saved_inv_variance: npt.NDArray[Any]
+
+    def __post_init__(self) -> None:
+        mode, kind = _arguments.mode(self.mode), _arguments.data_type(self.data_type, "data_type")
+        if _arguments.layout(self.format, "format") != Layout.CHANNELS_FIRST:
+            raise ArgumentError("format", self.format, "'channels_first', which every derived descriptor is")
+        if _arguments.derived_data_type(kind) != kind:
+            raise ArgumentTypeError("data_type", kind.short, "f32 or f64, which statistics have")
+        if not issubclass(type(self.nan_policy), str) or self.nan_policy != PROPAGATE_NAN:
+            raise ArgumentError("nan_policy", self.nan_policy, repr(PROPAGATE_NAN))
+        dims = _arguments.dims(self.dims)
+        if _arguments.derived_dims(dims, mode) != dims:
+            raise ArgumentError("dims", dims, f"a derived shape of mode {mode.name}: 1 in every reduced axis")
+        strides, packed = _arguments.strides(self.strides, dims), _arguments.packed_strides(dims)
+        if strides != packed:
+            raise ArgumentError("strides", strides, f"those of packed dims {dims}, {packed}")
+        epsilon, factor = _arguments.epsilon(self.epsilon), _arguments.factor(self.exponential_average_factor)
+        checked: dict[str, Any] = {"mode": mode, "data_type": kind, "dims": dims, "strides": strides}
+        checked |= {"format": Layout.CHANNELS_FIRST, "epsilon": epsilon, "exponential_average_factor": factor}
+        dtype = np.dtype(kind.name.lower())
+        for name in STATISTICS:
+            array = getattr(self, name)
+            allowed = f"a NumPy array of {dtype}, as data_type says"
+            _arguments.instance(array, np.ndarray, name, allowed)
+            array = np.ndarray.view(array, np.ndarray)  # a subclass may override its attributes
+            if array.dtype != dtype:
+                raise ArgumentTypeError(name, f"an array of {array.dtype}", allowed)
+            if array.shape != dims:
+                raise ArgumentError(name, f"shape {array.shape}", f"dims, {dims}")
+            checked[name] = own = array.copy()
+            own.flags.writeable = False
+        vars(self).update(checked)  # the class is frozen
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Info):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[object, ...]:
+        values = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return tuple(v.tobytes() if isinstance(v, np.ndarray) else v for v in values)
+
+    def to_json(self) -> str:
+        """The state as JSON text; `from_json` gives an equal `Info`, bit by bit, on any machine.
+
+        Statistics are base64 of their little-endian bytes, in logical order.
+        """
+        values: dict[str, object] = {"kind": _JSON_KIND, "version": _JSON_VERSION}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray):
+                value = _encoded(value)
+            elif isinstance(value, (Mode, Layout, DataType)):
+                value = value.name
+            values[field.name] = value
+        return json.dumps(values, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Info:
+        """The state that `to_json` wrote; an error names the field that is missing, unknown or wrong."""
+        values = _object(text, f"the JSON of a {_JSON_KIND}")
+        if (kind := values.pop("kind", None)) != _JSON_KIND:
+            raise ArgumentError("text", f"JSON whose kind is {kind!r}", f"the JSON of a {_JSON_KIND}")
+        if (version := values.pop("version", None)) != _JSON_VERSION or type(version) is not int:
+            allowed = f"version {_JSON_VERSION}, which pybnorm {__version__} reads; if a later one wrote it, update"
+            raise ArgumentError("text", f"version {version!r} of a {_JSON_KIND}", allowed)
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in names:
+            if name not in values:
+                raise ArgumentError(name, "no such field in the JSON", "every field of Info")
+        for name in sorted(values.keys() - names):
+            raise ArgumentError(name, "a field of the JSON", "the fields of Info only: " + ", ".join(names))
+        for name, enumeration in (("mode", Mode), ("format", Layout), ("data_type", DataType)):
+            values[name] = _named(enumeration, values[name], name)
+        kind, dims = _arguments.derived_data_type(values["data_type"]), _arguments.dims(values["dims"])
+        return cls(**values | {name: _decoded(name, values[name], kind, dims) for name in STATISTICS})
+
+    def to_gocudnn_json(self) -> str:
+        """The state as gocudnn's ``batchnorm.Info`` is written by Go's ``encoding/json``.
+
+        gocudnn's factor is an unsigned integer: one that is not whole is written as 0, gocudnn's own value.
+        """
+        factor = self.exponential_average_factor
+        numbers = (self.epsilon, int(factor) if factor == int(factor) else 0, int(self.mode), 0, int(self.data_type), 1)
+        values: dict[str, object] = dict(zip(_GOCUDNN_NUMBERS, numbers, strict=True))
+        values |= {"Dims": self.dims, "Stride": self.strides}
+        values |= {name: _encoded(getattr(self, field)) for field, name in _GOCUDNN.items()}
+        return json.dumps(values)
+
+    @classmethod
+    def from_gocudnn_json(cls, text: str | bytes) -> Info:
+        """The state that gocudnn's ``batchnorm.Info`` has in JSON.
+
+        Statistics are base64 of little-endian bytes, or lists of numbers, as older versions have them. gocudnn leaves
+        epsilon and the factor at 0: they are those of the layer's next calls in gocudnn, and 0 here.
+        """
+        values = _object(text, "the JSON of gocudnn's Info")
+        names = (*_GOCUDNN_NUMBERS, "Dims", "Stride", *_GOCUDNN.values())
+        if any(name not in values for name in names):
+            raise ArgumentError("text", values, "the JSON of gocudnn's Info, with " + ", ".join(names))
+        mode = _numbered(Mode, values["Mode"], "Mode")
+        kind = _numbered(DataType, values["DataType"], "DataType")
+        if kind not in (DataType.FLOAT32, DataType.FLOAT64):
+            raise ArgumentError("DataType", values["DataType"], "0 (float) or 1 (double), which statistics have")
+        if values["Format"] != 0:
+            raise ArgumentError("Format", values["Format"], "0 (NCHW), which every derived descriptor has")
+        dims = _arguments.dims(values["Dims"], "Dims")
+        strides = _arguments.strides(values["Stride"], dims, "Stride")
+        packed = _arguments.packed_strides(dims)
+        if any(d > 1 and s != p for d, s, p in zip(dims, strides, packed, strict=True)):
+            raise ArgumentError("Stride", strides, f"those of packed dims {dims}, {packed}")
+        arrays = {field: _decoded(name, values[name], kind, dims) for field, name in _GOCUDNN.items()}
+        epsilon = _arguments.epsilon(values["Epsilon"])
+        factor = _arguments.factor(values["Exponentialfactor"], "Exponentialfactor")
+        return cls(mode, Layout.CHANNELS_FIRST, kind, PROPAGATE_NAN, dims, packed, epsilon, factor, **arrays)
+
+
+_GOCUDNN_NUMBERS = ("Epsilon", "Exponentialfactor", "Mode", "Format", "DataType", "Nan")
+_GOCUDNN = dict(zip(STATISTICS, ("RRM", "RRV", "RSM", "RSV"), strict=True))
+
+
+def _object(text: object, allowed: str) -> dict[str, Any]:
+    try:
+        values = json.loads(text)  # type: ignore[arg-type]
+    except Exception as error:  # also the object's own
+        raise ArgumentError("text", f"{type(text).__name__}: {error}", allowed) from None
+    if type(values) is not dict:
+        raise ArgumentError("text", values, allowed)
+    return values
+
+
+def _numbered(enumeration: Any, value: object, argument: str) -> Any:
+    """A member by its number, which cuDNN gives the modes and types that both have."""
+    if type(value) is int and value in (members := {int(member): member for member in enumeration}):
+        return members[value]
+    raise ArgumentError(argument, value, "one of " + ", ".join(f"{int(m)} ({m.name})" for m in enumeration))
+
+
+def _named(enumeration: Any, value: object, argument: str) -> Any:
+    try:
+        return enumeration[value]
+    except (KeyError, TypeError):
+        raise ArgumentError(argument, value, "one of " + ", ".join(enumeration.__members__)) from None
+
+
+def _encoded(array: npt.NDArray[Any]) -> str:
+    return base64.b64encode(array.astype(array.dtype.newbyteorder("<")).tobytes()).decode("ascii")
+
+
+def _decoded(name: str, text: object, kind: DataType, dims: tuple[int, ...]) -> npt.NDArray[Any]:
+    count = _arguments.numel(dims)
+    nbytes = count * kind.itemsize
+    if type(text) is list:
+        if len(text) != count or any(type(number) not in (int, float) for number in text):
+            raise ArgumentError(name, f"a list of {len(text)}", f"{count} numbers: dims {dims}")
+        return np.array(text, np.float64).astype(kind.name.lower()).reshape(dims)
+    try:
+        if not isinstance(text, str):
+            raise ValueError(f"{type(text).__name__}, not text")
+        raw = base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error) as error:
+        raise ArgumentError(name, str(error), f"base64 text of {nbytes} bytes") from None
+    if len(raw) != nbytes:
+        raise ArgumentError(name, f"{len(raw)} bytes", f"{nbytes} bytes: {kind.short} of dims {dims}")
+    dtype = np.dtype(kind.name.lower())
+    return np.frombuffer(raw, dtype.newbyteorder("<")).astype(dtype).reshape(dims)
 
 
 class BatchNorm:
@@ -61,13 +323,17 @@ class BatchNorm:
         self._mode = _arguments.mode(mode)
         self._epsilon = _arguments.epsilon(epsilon)
         self._factor = _arguments.factor(exponential_average_factor)
-        self._initial_running_variance = _not_negative(initial_running_variance, "initial_running_variance")
+        variance = _arguments.scalar(initial_running_variance, "initial_running_variance", DataType.FLOAT32)
+        if variance < 0:
+            allowed = "a finite number >= 0 that float32 can hold"
+            raise ArgumentError("initial_running_variance", initial_running_variance, allowed)
+        self._initial_running_variance = variance
         if device is not None and not all(hasattr(type(device), n) for n in ("device_type", "from_numpy", "stream")):
             raise ArgumentTypeError("device", device, "a device of pybnorm.devices")
         self._device = device
-        library = handle.library
         # The vendor's entry point, unless that has defects: another algorithm may have none.
-        self._algorithm = "auto" if defects._of_library(library) else None
+        algorithm = "auto" if defects._of_library(handle.library) else None
+        self._options: dict[str, Any] = {"mode": self._mode, "algorithm": algorithm}
         self._derived: TensorDescriptor | None = None
         self._state: dict[str, Any] = {}  # Buffer by name
         self._has_saved = False
@@ -285,8 +551,7 @@ class BatchNorm:
         0
         """
         self._need_staged()
-        own = {"mode": self._mode, "epsilon": self._epsilon, "algorithm": self._algorithm}
-        return self._handle.workspace_size(operation, x_desc, **(own | options))
+        return self._handle.workspace_size(operation, x_desc, **self._options | {"epsilon": self._epsilon} | options)
 
     def info(self) -> Info:
         """The whole state, copied to the host after all earlier calls have ended."""
@@ -352,9 +617,9 @@ class BatchNorm:
         if exponential_average_factor is not None:
             factor = _arguments.factor(exponential_average_factor)
         added = self._epsilon if epsilon is None else _arguments.epsilon(epsilon)
-        own: dict[str, Any] = {"mode": self._mode, "algorithm": self._algorithm, "exponential_average_factor": factor}
-        own |= {"alpha": alpha, "beta": beta, "unbiased": unbiased, "workspace": workspace}
-        self._handle.forward_training(data, scale, bias, y, **own, epsilon=added, **self._state)
+        own: dict[str, Any] = {"exponential_average_factor": factor, "epsilon": added, "workspace": workspace}
+        own |= {"alpha": alpha, "beta": beta, "unbiased": unbiased}
+        self._handle.forward_training(data, scale, bias, y, **self._options, **self._state, **own)
         self._epsilon, self._factor, self._has_saved = added, factor, True
 
     def forward_inference(
@@ -384,10 +649,10 @@ class BatchNorm:
         """
         data = self._data(x)
         mean, variance = self._state["running_mean"], self._state["running_variance"]
-        own: dict[str, Any] = {"mode": self._mode, "algorithm": self._algorithm}
-        own |= {"alpha": alpha, "beta": beta, "workspace": workspace}
-        own["epsilon"] = self._epsilon if epsilon is None else epsilon
-        self._handle.forward_inference(data, scale, bias, mean, variance, y, **own)
+        own: dict[str, Any] = {"epsilon": self._epsilon if epsilon is None else epsilon, "alpha": alpha, "beta": beta}
+        self._handle.forward_inference(
+            data, scale, bias, mean, variance, y, **self._options, **own, workspace=workspace
+        )
 
     def backward(
         self, x: Any, dy: Any, scale: Any, dx: Any, dscale: Any, dbias: Any, *, epsilon: float | None = None,
@@ -416,10 +681,9 @@ class BatchNorm:
         if not self._has_saved:
             raise ArgumentError("layer", "a layer without saved statistics", "a forward_training before backward")
         saved = {name: self._state[name] for name in ("saved_mean", "saved_inv_variance")}
-        own: dict[str, Any] = {"mode": self._mode, "algorithm": self._algorithm}
-        own["epsilon"] = self._epsilon if epsilon is None else epsilon
+        own = self._options | {"epsilon": self._epsilon if epsilon is None else epsilon, "workspace": workspace}
         own |= {"alpha": alpha, "beta": beta, "alpha_param": alpha_param, "beta_param": beta_param}
-        self._handle.backward(data, dy, scale, dx, dscale, dbias, **own, workspace=workspace, **saved)
+        self._handle.backward(data, dy, scale, dx, dscale, dbias, **own, **saved)
 
     backward_prop = backward
 
@@ -446,10 +710,3 @@ class BatchNorm:
             return "<BatchNorm closed>"
         where = "not staged" if self._derived is None else f"dims={self._derived.dims} {self._derived.dtype.short}"
         return f"<BatchNorm {self._mode.name} {self._handle.backend} {where}>"
-
-
-def _not_negative(value: object, argument: str) -> float:
-    number = _arguments.scalar(value, argument, DataType.FLOAT32)
-    if number < 0:
-        raise ArgumentError(argument, value, "a finite number >= 0 that float32 can hold")
-    return number
