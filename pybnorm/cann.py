@@ -38,7 +38,7 @@ import math
 import numbers
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, ParamSpec, Protocol
+from typing import Any, ParamSpec, Protocol
 
 from pybnorm import _arguments
 from pybnorm._arguments import ALIGNMENT
@@ -150,13 +150,13 @@ class _Second(Protocol):
 
 @contextlib.contextmanager
 def _status(recipe: Recipe) -> Iterator[None]:
-    """CANN's status, where an argument is no array of a known dtype."""
+    """CANN's status of a mistake in an argument, where the error has none."""
     try:
         yield
-    except ArgumentTypeError as error:
-        if error.argument not in recipe.arrays or "ACLNN" in error.allowed:
+    except ArgumentError as error:
+        if error.argument not in recipe.names or "ACLNN" in error.allowed:
             raise
-        _invalid(error.argument, error.value, error.allowed, ArgumentTypeError)
+        raise type(error)(error.argument, error.value, f"{error.allowed} ({_INVALID})") from None
 
 
 def _run(handle: Handle, workspace: Any, recipe: Recipe, values: tuple[Any, ...]) -> None:
@@ -417,7 +417,7 @@ def gather_stats_with_counts(
     x = c.data("input", input, read=False)
     mu, iv = c.rows("mean", mean, x), c.rows("invstd", invstd, x)
     if iv.dims != mu.dims:
-        _invalid("invstd", f"dims {iv.dims}", f"the dims of mean, {mu.dims}")
+        raise ArgumentError("invstd", f"dims {iv.dims}", f"the dims of mean, {mu.dims}")
     running: dict[str, Buffer] = {}
     if _arguments.pair("running_mean", running_mean, "running_var", running_var):
         running["running_mean"] = c.vector("running_mean", running_mean, x, output=True, prior=True)
@@ -425,16 +425,19 @@ def gather_stats_with_counts(
     factor, epsilon = _arguments.factor(momentum, "momentum"), _arguments.epsilon(eps, argument="eps")
     elements = _whole_numbers("counts", counts)
     if len(elements) != mu.dims[0]:
-        _invalid("counts", f"{len(elements)} counts", f"one for each of the {mu.dims[0]} rows of mean")
+        raise ArgumentError("counts", f"{len(elements)} counts", f"one for each of the {mu.dims[0]} rows of mean")
     if sum(elements) < (2 if running else 1):
         least = "above 1, because running statistics are updated" if running else "above 0"
-        _invalid("counts", elements, f"a sum {least}")
+        raise ArgumentError("counts", elements, f"a sum {least}")
     all_mean = c.vector("mean_all", mean_all, x, output=True)
     all_iv = c.vector("invstd_all", invstd_all, x, output=True)
     variances = p.scratch(mu.dims, DataType.FLOAT32)
     p.then("variance_from_inverse", c.packed(iv), variances, epsilon=epsilon)
+    if mu.dtype != DataType.FLOAT32:
+        narrow, mu = c.packed(mu), p.scratch(mu.dims, DataType.FLOAT32)
+        p.then("convert", narrow, mu)
     p.then(
-        "gather_stats", c.wide(mu), None, elements, variances=variances, mean=all_mean, inv_variance=all_iv,
+        "gather_stats", mu, None, elements, variances=variances, mean=all_mean, inv_variance=all_iv,
         **running, exponential_average_factor=factor, epsilon=epsilon,
     )  # fmt: skip
     c.finish()
@@ -537,7 +540,7 @@ def elemt_backward(
     sums = {name: c.vector(name, array, x) for name, array in (("sum_dy", sum_dy), ("sum_dy_xmu", sum_dy_xmu))}
     count = sum(_whole_numbers("counter", counter))
     if count < 1:
-        _invalid("counter", counter, "a sum above 0")
+        raise ArgumentError("counter", counter, "a sum above 0")
     if _arguments.boolean(averages, "averages"):
         count = 1
     dx = c.data("grad_input", grad_input, x, output=True)
@@ -566,13 +569,13 @@ class _Call:
         """Check a tensor with the channels on axis 1, the input's (like is None) or one of the same shape."""
         buffer = self._array(name, array, output=output)
         if not 2 <= len(buffer.dims) <= 8:
-            _invalid(name, f"dims {buffer.dims}", "rank 2 to 8")
+            raise ArgumentError(name, f"dims {buffer.dims}", "rank 2 to 8")
         if buffer.dims[1] == 0:
-            _invalid(name, f"dims {buffer.dims}", "at least one channel, on axis 1")
+            raise ArgumentError(name, f"dims {buffer.dims}", "at least one channel, on axis 1")
         if like is not None and buffer.dims != like.dims:
-            _invalid(name, f"dims {buffer.dims}", f"the dims of input, {like.dims}")
+            raise ArgumentError(name, f"dims {buffer.dims}", f"the dims of input, {like.dims}")
         if like is not None and buffer.dtype != like.dtype:
-            _invalid(name, f"dtype {buffer.dtype.short}", f"the dtype of input, {like.dtype.short}", ArgumentTypeError)
+            raise ArgumentTypeError(name, f"dtype {buffer.dtype.short}", f"the dtype of input, {like.dtype.short}")
         if output or read:
             self.program.note(name, buffer, output)
         return buffer
@@ -587,23 +590,13 @@ class _Call:
         """
         buffer = self._array(name, array, output=output, why=why, dtypes=dtypes)
         if buffer.dims != x.dims[1:2]:
-            _invalid(name, f"dims {buffer.dims}", f"the channels of input, {x.dims[1:2]}")
+            raise ArgumentError(name, f"dims {buffer.dims}", f"the channels of input, {x.dims[1:2]}")
         self.program.note(name, buffer, output)
-        if not output:
+        if not output or buffer.strides == (1,):
             return self.packed(buffer)
-        if buffer.strides == (1,):
-            return buffer
         copy = self.packed(buffer) if prior else self.program.scratch(buffer.dims, buffer.dtype)
         self._back.append((copy, buffer))
         return copy
-
-    def rows(self, name: str, array: Any, x: Buffer) -> Buffer:
-        """Check statistics with a row for each rank."""
-        buffer = self._array(name, array)
-        if len(buffer.dims) != 2 or buffer.dims[0] == 0 or buffer.dims[1] != x.dims[1]:
-            _invalid(name, f"dims {buffer.dims}", f"(ranks, channels of input): (R, {x.dims[1]}), R at least 1")
-        self.program.note(name, buffer, False)
-        return buffer
 
     def packed(self, buffer: Buffer) -> Buffer:
         """The array, or a copy of it without gaps."""
@@ -611,14 +604,6 @@ class _Call:
             return buffer
         copy = self.program.scratch(buffer.dims, buffer.dtype)
         self.program.axpby(1.0, buffer, 0.0, copy)
-        return copy
-
-    def wide(self, buffer: Buffer) -> Buffer:
-        """The array, or a float32 copy of one of 16 bits."""
-        if buffer.dtype == DataType.FLOAT32:
-            return buffer
-        copy = self.program.scratch(buffer.dims, DataType.FLOAT32)
-        self.program.then("convert", self.packed(buffer), copy)
         return copy
 
     def finish(self) -> None:
@@ -633,13 +618,17 @@ class _Call:
             raise ArgumentTypeError(name, None, f"an array{', because ' + why if why else ''} ({_NULLPTR})")
         buffer = self.program.array(name, array, output=output)
         if buffer.dtype not in dtypes:
-            allowed = " or ".join(d.short for d in dtypes)
-            _invalid(name, f"dtype {buffer.dtype.short}", allowed, ArgumentTypeError)
+            raise ArgumentTypeError(name, f"dtype {buffer.dtype.short}", " or ".join(d.short for d in dtypes))
         return buffer
 
-
-def _invalid(name: str, value: object, allowed: str, kind: type[ArgumentError] = ArgumentError) -> NoReturn:
-    raise kind(name, value, f"{allowed} ({_INVALID})") from None
+    def rows(self, name: str, array: Any, x: Buffer) -> Buffer:
+        """Check statistics with a row for each rank."""
+        buffer = self._array(name, array)
+        if len(buffer.dims) != 2 or buffer.dims[0] == 0 or buffer.dims[1] != x.dims[1]:
+            allowed = f"(ranks, channels of input): (R, {x.dims[1]}), R at least 1"
+            raise ArgumentError(name, f"dims {buffer.dims}", allowed)
+        self.program.note(name, buffer, False)
+        return buffer
 
 
 def _whole_numbers(name: str, values: Any) -> list[int]:
@@ -648,24 +637,18 @@ def _whole_numbers(name: str, values: Any) -> list[int]:
     if values is None:
         raise ArgumentTypeError(name, None, f"{allowed} ({_NULLPTR})")
     try:
-        on_device = hasattr(values, "__cuda_array_interface__")  # also PyTorch's tensors on a device
-    except Exception:  # the object's own
-        _invalid(name, values, allowed, ArgumentTypeError)
-    if on_device:
-        raise ArgumentTypeError(name, "an array on a device", allowed)
-    try:
+        if hasattr(values, "__cuda_array_interface__"):  # also PyTorch's tensors on a device
+            values = "an array on a device"
         items = _arguments.items(values.tolist() if hasattr(values, "tolist") else values, name, allowed, 1 << 20)
     except Exception:  # the object's own
-        _invalid(name, values, allowed, ArgumentTypeError)
+        raise ArgumentTypeError(name, values, allowed) from None
     result = []
     for item in items:
         if issubclass(type(item), bool) or not issubclass(type(item), numbers.Real):
-            _invalid(name, values, allowed, ArgumentTypeError)
-        try:
-            number = float(item)
-        except OverflowError:
-            number = -1.0
-        if not 0 <= number <= 2**63 or number != number // 1:
-            _invalid(name, values, allowed)
-        result.append(int(number))
+            raise ArgumentTypeError(name, values, allowed)
+        with contextlib.suppress(OverflowError):
+            if (number := float(item)) == number // 1 and 0 <= number <= 2**63:
+                result.append(int(number))
+                continue
+        raise ArgumentError(name, values, allowed)
     return result
