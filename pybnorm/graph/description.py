@@ -22,8 +22,8 @@ from pybnorm.graph.attributes import (
     _scalar,
     _tensor,
 )
-from pybnorm.graph.rules import _FORMS, _Node
 from pybnorm.graph.serialization import from_json, to_json
+from pybnorm.graph.validation import _FORMS, _Node
 
 _SelfGraph = TypeVar("_SelfGraph", bound="_Description")
 

@@ -9,7 +9,7 @@ from pybnorm._arguments import ALIGNMENT
 from pybnorm._core import Handle
 from pybnorm.errors import ArgumentError
 from pybnorm.graph.attributes import PointwiseMode, TensorAttributes
-from pybnorm.graph.rules import _dtype_of, _Node, _Record, _scalar_of
+from pybnorm.graph.validation import _dtype_of, _Node, _Record, _scalar_of
 from pybnorm.operations import activated
 from pybnorm.operations.elementwise import RELU
 from pybnorm.operations.preparation import Recipe, prepare

@@ -9,8 +9,7 @@ from typing import Any
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError
 from pybnorm.graph.attributes import TensorAttributes
-from pybnorm.graph.rules import _CLIPS, _FORMS, _MISSING, _Node
-from pybnorm.graph.validation import _with_uids
+from pybnorm.graph.validation import _CLIPS, _FORMS, _MISSING, _Node, _with_uids
 
 _WORDS = {  # of a data type and of a value of it
     DataType.FLOAT32: ("float", "Float32Value"),

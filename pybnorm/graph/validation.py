@@ -1,13 +1,240 @@
-"""Validation of a graph: its nodes, uids and data types."""
+"""Nodes, the rules for their tensors, uids and data types."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
+from pybnorm import _arguments
+from pybnorm._arrays import Buffer
 from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError
-from pybnorm.graph.attributes import _DATA_ROLES, TensorAttributes
-from pybnorm.graph.rules import _MISSING, _TRAINED, _batchnorm_rules, _dtype_of, _Node, _pointwise_rules
+from pybnorm.graph.attributes import (
+    _DATA_ROLES,
+    BatchnormAttributes,
+    BatchnormBackwardAttributes,
+    BatchnormInferenceAttributes,
+    BatchnormInferenceAttributesVarianceExt,
+    PointwiseAttributes,
+    PointwiseMode,
+    TensorAttributes,
+)
+
+_CLIPS = {"relu_lower_clip": 0.0, "relu_upper_clip": math.inf, "relu_lower_clip_slope": 0.0}
+_TRAINED = ("batchnorm", "batchnorm_backward")
+_TRIO = "a tensor: previous mean, previous variance and momentum go together"
+_PAIR = "a tensor: mean and inverse standard deviation go together"
+_MISSING = {
+    "prev_running_mean": _TRIO,
+    "prev_running_variance": _TRIO,
+    "momentum": _TRIO.replace("tensor", "scalar"),
+    "mean": _PAIR,
+    "inv_variance": _PAIR,
+    "epsilon": "a scalar, by set_epsilon",
+}
+
+
+class _Form:
+    """The tensors of a kind of node by their roles, separated by spaces; those `together` are all given or none."""
+
+    def __init__(self, attributes: type[Any], inputs: str, outputs: str, scalars: str = "", together: str = "") -> None:
+        self.attributes = attributes
+        self.inputs, self.outputs, self.scalars = inputs.split(), outputs.split(), scalars.split()
+        self.together = together.split()
+
+
+_FORMS = {
+    "batchnorm": _Form(
+        BatchnormAttributes,
+        "x scale bias prev_running_mean prev_running_variance",
+        "y mean inv_variance next_running_mean next_running_variance",
+        "epsilon momentum",
+        "prev_running_mean prev_running_variance momentum",
+    ),
+    "batchnorm_backward": _Form(
+        BatchnormBackwardAttributes,
+        "dy x scale mean inv_variance",
+        "dx dscale dbias",
+        "epsilon",  # hipDNN has none
+        "mean inv_variance",
+    ),
+    "batchnorm_inference": _Form(BatchnormInferenceAttributes, "x mean inv_variance scale bias", "y"),
+    "batchnorm_inference_variance_ext": _Form(
+        BatchnormInferenceAttributesVarianceExt, "x mean variance scale bias", "y", "epsilon"
+    ),
+    "pointwise": _Form(PointwiseAttributes, "in_0 in_1", "out_0", together="in_1"),
+}
+
+
+class _Node(NamedTuple):
+    """One operation as the caller described it."""
+
+    kind: str
+    attributes: Any
+    inputs: dict[str, TensorAttributes]
+    outputs: dict[str, TensorAttributes]
+    scalars: dict[str, TensorAttributes]
+
+    @classmethod
+    def of(cls, kind: str, attributes: Any, given: dict[str, Any], outputs: dict[str, TensorAttributes]) -> _Node:
+        """A node of what is given, where None is reported by validate.
+
+        What goes together is left out where nothing of it is given, and backward's epsilon where statistics are.
+        """
+        form = _FORMS[kind]
+        absent = set() if any(given[role] is not None for role in form.together) else set(form.together)
+        if kind == "batchnorm_backward" and not absent:
+            absent = {"epsilon"}
+        inputs, scalars = ({r: given[r] for r in roles if r not in absent} for roles in (form.inputs, form.scalars))
+        return cls(kind, attributes, inputs, outputs, scalars)
+
+    @property
+    def name(self) -> str:
+        return str(self.attributes.get_name())
+
+    @property
+    def mode(self) -> PointwiseMode | None:
+        """The elementwise operation; None for batch norm."""
+        return self.attributes.get_mode() if self.kind == "pointwise" else None
+
+    @property
+    def clips(self) -> tuple[float, float, float]:
+        """Lower and upper clip and the slope below the lower one; 0, infinity and 0 unless set."""
+        lower, upper, slope = (self.attributes._slots.get(name, unset) for name, unset in _CLIPS.items())
+        return lower, upper, slope
+
+    def tensors(self) -> Iterator[tuple[str, TensorAttributes]]:
+        """Roles and tensors with memory."""
+        yield from self.inputs.items()
+        yield from self.outputs.items()
+
+    def data(self) -> Iterator[TensorAttributes]:
+        """Tensors of x's kind."""
+        for role, tensor in self.tensors():
+            if role in _DATA_ROLES:
+                yield tensor
+
+
+class _Record:
+    """A tensor as build_operation_graph saw it. Later changes of its attributes do not reach the plan."""
+
+    def __init__(self, tensor: TensorAttributes, storage: DataType, parameter: bool, output: bool) -> None:
+        self.uid = tensor.get_uid()
+        self.name = tensor.get_name()
+        self.dims = tuple(tensor.get_dim())
+        self.strides = tuple(tensor.get_stride())
+        self.dtype = storage
+        self.virtual = tensor.get_is_virtual()
+        self.parameter = parameter
+        self.output = output
+        self.offset: int | None = None  # in the workspace, if the tensor is virtual and used
+
+    @property
+    def nbytes(self) -> int:
+        return _arguments.span(self.dims, self.strides) * self.dtype.itemsize
+
+    def at(self, pointer: int, device_type: int) -> Buffer:
+        """The tensor at an address, a parameter as a flat vector."""
+        dims, strides = ((math.prod(self.dims),), (1,)) if self.parameter else (self.dims, self.strides)
+        return Buffer(pointer, dims, strides, self.dtype, device_type, -1, True, self)
+
+
+def _dtype_of(tensor: TensorAttributes) -> DataType:
+    dtype = tensor.get_data_type()
+    assert dtype is not None
+    return dtype
+
+
+def _data_rules(node: _Node, role: str, low: int = 2) -> tuple[int, ...]:
+    """Check the dims and strides of an input; returns the dims."""
+    tensor, where = node.inputs[role], f"{role} of {node.name}"
+    dims = tuple(tensor.get_dim())
+    if not low <= len(dims) <= 8:
+        raise ArgumentError(where, f"dim {dims}", f"rank {low} to 8")
+    if not tensor.get_stride():
+        raise ArgumentError(where, "no strides", "strides, by set_stride")
+    _arguments.strides(tensor.get_stride(), dims, f"stride of {where}")
+    return dims
+
+
+def _same_dims(node: _Node, role: str, dims: tuple[int, ...], other: str) -> None:
+    tensor = {**node.inputs, **node.outputs}[role]
+    if tuple(tensor.get_dim()) != dims:
+        raise ArgumentError(f"{role} of {node.name}", f"dim {tuple(tensor.get_dim())}", f"{dims}, as {other}")
+
+
+def _inferred(node: _Node, role: str, dims: tuple[int, ...], strides: Sequence[int], other: str) -> None:
+    """Infer what an output does not set; what it sets must agree with `other`."""
+    tensor = node.outputs[role]
+    if not tensor.get_dim():
+        tensor.set_dim(dims)
+    _same_dims(node, role, dims, other)
+    if not tensor.get_stride():
+        tensor.set_stride(strides)
+    _arguments.strides(tensor.get_stride(), dims, f"stride of {role} of {node.name}")
+
+
+def _parameter_rules(node: _Node, channels: int, rank: int) -> None:
+    """Check parameters and statistics, which have one element for each channel."""
+    for role, tensor in node.tensors():
+        if role in _DATA_ROLES:
+            continue
+        where = f"{role} of {node.name}"
+        if role in node.outputs and not tensor.get_dim():
+            tensor.set_dim([channels if axis == 1 else 1 for axis in range(rank)])
+        dims = tuple(tensor.get_dim())
+        if len(dims) < 2 or dims[1] != channels or any(d != 1 for d in (dims[0], *dims[2:])):
+            raise ArgumentError(where, f"dim {dims}", f"(1, {channels}, 1...), one element for each channel")
+        if not tensor.get_stride():
+            tensor.set_stride([1 if axis == 1 else channels for axis in range(len(dims))])
+        strides = _arguments.strides(tensor.get_stride(), dims, f"stride of {where}")
+        if channels > 1 and strides[1] != 1:
+            raise ArgumentError(where, f"stride {strides}", "1 between channels")
+
+
+def _scalar_of(node: _Node, role: str) -> float:
+    value = node.scalars[role].get_value()
+    return _arguments.epsilon(value) if role == "epsilon" else _arguments.factor(value, role)
+
+
+def _batchnorm_rules(node: _Node) -> None:
+    """Training, inference and backward."""
+    dims = _data_rules(node, "x")
+    if "dy" in node.inputs:
+        _data_rules(node, "dy")
+        _same_dims(node, "dy", dims, "x")
+    _inferred(node, "dx" if "dx" in node.outputs else "y", dims, node.inputs["x"].get_stride(), "x")
+    _parameter_rules(node, dims[1], len(dims))
+    if node.kind in _TRAINED:
+        if math.prod(dims) == dims[1]:
+            raise ArgumentError(f"x of {node.name}", f"dim {dims}", "more than one element for each channel")
+        if node.attributes.get_peer_stats() and "dy" in node.inputs and "mean" not in node.inputs:
+            raise ArgumentError(f"peer_stats of {node.name}", "tensors", "none without saved statistics")
+    for role in node.scalars:
+        _scalar_of(node, role)
+
+
+def _pointwise_rules(node: _Node) -> None:
+    mode = node.mode
+    if mode is None:
+        raise ArgumentError(f"mode of {node.name}", None, "a PointwiseMode, by set_mode")
+    wanted = 1 if mode == PointwiseMode.RELU_FWD else 2
+    if len(node.inputs) != wanted:
+        raise ArgumentError(f"inputs of {node.name}", f"{len(node.inputs)} for {mode.name}", str(wanted))
+    if mode == PointwiseMode.ADD and (clips := [name for name in node.attributes._slots if name in _CLIPS]):
+        raise ArgumentError(f"{clips[0]} of {node.name}", mode.name, "a ReLU, or none")
+    lower, upper, _ = node.clips
+    if not lower < upper:
+        raise ArgumentError(f"relu_upper_clip of {node.name}", upper, f"above the lower clip, {lower}")
+    dims = _data_rules(node, "in_0")
+    for role in list(node.inputs)[1:]:
+        _data_rules(node, role)
+        _same_dims(node, role, dims, "in_0; nothing is broadcast")
+    _inferred(node, "out_0", dims, node.inputs["in_0"].get_stride(), "in_0")
+
+
+# ---------------------------------------------------------------- the graph
 
 
 def _validated(
