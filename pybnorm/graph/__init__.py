@@ -149,8 +149,8 @@ class Graph(_Description):
         _configure_logging()
         super().__init__()
         self._handle: Handle
-        self._storage: dict[int, DataType] = {}
-        self._records: dict[int, _Record] = {}  # by id of the tensor
+        self._storage: dict[TensorAttributes, DataType] = {}
+        self._records: dict[TensorAttributes, _Record] = {}
         self._by_uid: dict[int, _Record | None] = {}  # None: passed by value
         self._communicator: Communicator | None = None
         self._peers: set[Any] = set()  # their uids and tensors, which take no memory
@@ -224,9 +224,9 @@ class Graph(_Description):
         self._handle = handle = self._checked(handle)
         by_value = [t for t in _with_uids(self._nodes) if t.get_pass_by_value()]
         tensors, peers = _tensors(self._nodes), _peers(self._nodes)
-        data = {id(t) for node in self._nodes for t in node.data()}
-        outputs = {id(t) for node in self._nodes for t in node.outputs.values()}
-        self._records = {id(t): _Record(t, self._storage[id(t)], id(t) not in data, id(t) in outputs) for t in tensors}
+        data = {t for node in self._nodes for t in node.data()}
+        outputs = {t for node in self._nodes for t in node.outputs.values()}
+        self._records = {t: _Record(t, self._storage[t], t not in data, t in outputs) for t in tensors}
         self._by_uid = {r.uid: r for r in self._records.values()}
         self._by_uid |= dict.fromkeys((t.get_uid() for t in by_value), None)
         self._peers = {*peers, *(t.get_uid() for t in peers)}
@@ -243,7 +243,7 @@ class Graph(_Description):
             _member(HeuristicMode, mode, "modes", allowed)
         lowering = _Lowering(self._nodes, self._records)
         for tensor in lowering.unfaithful():
-            record = self._records[id(tensor)]
+            record = self._records[tensor]
             raise self._unsupported(
                 "create_execution_plans",
                 f"virtual tensor {record.name!r} of data type {_dtype_of(tensor).short} would be stored in "
@@ -366,9 +366,8 @@ class Graph(_Description):
         if handle.backend != self._handle.backend:
             allowed = f"one of {self._handle.backend}, which the graph was built for"
             raise ArgumentError("handle", f"one of backend {handle.backend}", allowed)
-        pack: Any = variant_pack
-        if self._peers and issubclass(type(pack), Mapping):
-            pack = {key: memory for key, memory in pack.items() if key not in self._peers}
+        _arguments.instance(variant_pack, Mapping, "variant_pack", "a mapping from uids to arrays or addresses")
+        pack = {key: memory for key, memory in variant_pack.items() if key not in self._peers}
         buffers = _bound(handle, pack, self._records, self._by_uid)
         address, size = handle.memory(workspace)
         if size < self._workspace_size:
@@ -402,19 +401,17 @@ def _rounded(nbytes: int) -> int:
 def _bound(
     handle: Handle,
     variant_pack: Mapping[Any, Any],
-    records: Mapping[int, _Record],
+    records: Mapping[TensorAttributes, _Record],
     by_uid: Mapping[int, _Record | None],
 ) -> dict[_Record, Buffer]:
     """The memory of every tensor that is neither virtual nor passed by value."""
-    _arguments.instance(variant_pack, Mapping, "variant_pack", "a mapping from uids to arrays or addresses")
-    own = [r for r in by_uid.values() if r is not None and not r.virtual]
+    own = [record for record in records.values() if not record.virtual]
     buffers: dict[_Record, Buffer] = {}
     for key, value in variant_pack.items():
         if issubclass(type(key), TensorAttributes):
-            known = records.get(id(key))
-            if known is None:
+            if key not in records:
                 raise ArgumentError("variant_pack", f"key {key!r}", "tensors of the graph that have memory")
-            record: _Record | None = known
+            record: _Record | None = records[key]
         else:
             if issubclass(type(key), bool) or not issubclass(type(key), int):
                 raise ArgumentTypeError("variant_pack", f"key {key!r}", "integers, or tensors of the graph")

@@ -58,22 +58,18 @@ class _Step(NamedTuple):
 class _Lowering:
     """Chooses the calls of a graph, and checks that they honour the data types of virtual tensors."""
 
-    def __init__(self, nodes: Sequence[_Node], records: Mapping[int, _Record]) -> None:
+    def __init__(self, nodes: Sequence[_Node], records: Mapping[TensorAttributes, _Record]) -> None:
         self.nodes = nodes
         self.records = records
-        self.producer = {id(t): i for i, node in enumerate(nodes) for t in node.outputs.values()}
-        self.consumers: dict[int, list[tuple[_Node, str]]] = {}
+        self.producer = {t: i for i, node in enumerate(nodes) for t in node.outputs.values()}
+        self.consumers: dict[TensorAttributes, list[tuple[_Node, str]]] = {}
         for node in nodes:
             for role, tensor in node.inputs.items():
-                self.consumers.setdefault(id(tensor), []).append((node, role))
+                self.consumers.setdefault(tensor, []).append((node, role))
         self.fused = self._find_fused()
         self.steps: list[_Step] = []
         self.in_place: list[tuple[int, _Record, _Record]] = []
         """Steps that copy previous to next running statistics, with the two records."""
-
-    def record(self, tensor: TensorAttributes) -> _Record:
-        """The record of a tensor."""
-        return self.records[id(tensor)]
 
     # -------- additions that are fused into the batch norm before them
 
@@ -82,14 +78,12 @@ class _Lowering:
         fused: dict[int, tuple[TensorAttributes, TensorAttributes]] = {}
         for index, node in enumerate(self.nodes):
             y = node.outputs.get("y")
-            consumers = self.consumers.get(id(y), [])
-            if y is None or not self.record(y).virtual or len(consumers) != 1:
+            consumers = self.consumers.get(y, []) if y is not None and self.records[y].virtual else []
+            if len(consumers) != 1 or consumers[0][0].mode != PointwiseMode.ADD:
                 continue
             addition, role = consumers[0]
-            if addition.mode != PointwiseMode.ADD:
-                continue
             other, total = addition.inputs["in_1" if role == "in_0" else "in_0"], addition.outputs["out_0"]
-            if self.producer.get(id(other), -1) < index and all(total is not taken for _, taken in fused.values()):
+            if self.producer.get(other, -1) < index and all(total is not taken for _, taken in fused.values()):
                 fused[index] = other, total
         return fused
 
@@ -99,15 +93,15 @@ class _Lowering:
         """Virtual tensors whose storage type changes results."""
         for node in self.nodes:
             for tensor in node.outputs.values():
-                record = self.record(tensor)
+                record = self.records[tensor]
                 differs = record.virtual and _dtype_of(tensor) != record.dtype
                 if differs and not self._exact(tensor) and not self._late(tensor):
                     yield tensor
 
     def _exact(self, tensor: TensorAttributes) -> bool:
         """Say whether the storage type holds all values of the tensor exactly."""
-        index = self.producer.get(id(tensor))
-        if index is None or not self.record(tensor).virtual:
+        index = self.producer.get(tensor)
+        if index is None or not self.records[tensor].virtual:
             return True
         node = self.nodes[index]
         if node.mode not in _RELUS or node.clips != RELU:
@@ -118,12 +112,12 @@ class _Lowering:
         """Say whether rounding before the tensor's consumers gives the same as rounding after them."""
         if any(tensor is self.nodes[i].outputs["y"] for i in self.fused):
             return True  # never stored
-        for node, role in self.consumers.get(id(tensor), []):
+        for node, role in self.consumers.get(tensor, []):
             if node.mode not in _RELUS or node.clips != RELU:
                 return False
             out = node.outputs["out_0"]
             is_mask = node.mode == PointwiseMode.RELU_BWD and role == "in_0"
-            if not is_mask and _dtype_of(out) != self.record(out).dtype and not self._late(out):
+            if not is_mask and _dtype_of(out) != self.records[out].dtype and not self._late(out):
                 return False
         return True
 
@@ -131,12 +125,12 @@ class _Lowering:
 
     def lower(self) -> None:
         """Fill `steps` and `in_place`."""
-        sums = {id(total) for _, total in self.fused.values()}
+        sums = {total for _, total in self.fused.values()}
         for index, node in enumerate(self.nodes):
-            of = {role: self.record(tensor) for role, tensor in node.tensors()}
-            used = {r for r, t in node.outputs.items() if not self.record(t).virtual or id(t) in self.consumers}
+            of = {role: self.records[tensor] for role, tensor in node.tensors()}
+            used = {r for r, t in node.outputs.items() if not self.records[t].virtual or t in self.consumers}
             if node.kind == "pointwise":
-                if id(node.outputs["out_0"]) not in sums:
+                if node.outputs["out_0"] not in sums:
                     self._pointwise(node, list(of.values()))
             elif node.kind == "batchnorm_backward":
                 self._backward(node, of, used)
@@ -144,8 +138,8 @@ class _Lowering:
                 blend: dict[str, Any] = {}
                 if index in self.fused:
                     other, total = self.fused[index]
-                    of["y"], blend = self.record(total), {"beta": 1.0}
-                    self._then(node, "axpby", 1.0, self.record(other), 0.0, of["y"])
+                    of["y"], blend = self.records[total], {"beta": 1.0}
+                    self._then(node, "axpby", 1.0, self.records[other], 0.0, of["y"])
                 (self._training if node.kind == "batchnorm" else self._inference)(node, of, used, blend)
 
     def _then(self, node: _Node, function: str, *arguments: Any, joined: bool = False, **options: Any) -> None:

@@ -239,39 +239,39 @@ def _pointwise_rules(node: _Node) -> None:
 
 def _validated(
     nodes: Sequence[_Node], io: DataType | None, intermediate: DataType | None, compute: DataType | None
-) -> dict[int, DataType]:
-    """Check nodes and infer their outputs; returns the data type that each tensor is stored in, by id."""
+) -> dict[TensorAttributes, DataType]:
+    """Check nodes and infer their outputs; returns the data type that each tensor is stored in."""
     if not nodes:
         raise ArgumentError("graph", "no nodes", "at least one")
-    produced: set[int] = set()
+    produced: set[TensorAttributes] = set()
     for node in nodes:
         _check_inputs(node, produced)
         (_pointwise_rules if node.kind == "pointwise" else _batchnorm_rules)(node)
-        _check_compute(node, compute)
-        produced |= {id(t) for t in node.outputs.values()}
+        kind = node.attributes.get_compute_data_type() or compute or DataType.FLOAT32
+        if kind != DataType.FLOAT32:
+            raise ArgumentTypeError(f"compute_data_type of {node.name}", kind.short, "f32")
+        produced |= set(node.outputs.values())
     _check_uids(nodes)
     storage = _fill_data_types(nodes, io, intermediate)
-    if not any(id(t) in produced and not t.get_is_virtual() for t in _tensors(nodes)):
+    if all(tensor.get_is_virtual() for tensor in produced):
         raise ArgumentError("graph", "virtual tensors only", "an output: set_output(True) on a tensor of a node")
     return storage
 
 
 def _tensors(nodes: Sequence[_Node]) -> list[TensorAttributes]:
     """Tensors with memory, each once, in the order of nodes."""
-    found = {id(t): t for node in nodes for _, t in node.tensors() if t is not None}
-    return list(found.values())
+    return list(dict.fromkeys(t for node in nodes for _, t in node.tensors() if t is not None))
 
 
 def _peers(nodes: Sequence[_Node]) -> list[TensorAttributes]:
     """The tensors of peer_stats, each once; the memory of ranks is `pybnorm.sync`'s, and they take none."""
-    given = [t for node in nodes if node.kind in _TRAINED for t in node.attributes.get_peer_stats()]
-    return list({id(t): t for t in given}.values())
+    return list(dict.fromkeys(t for n in nodes if n.kind in _TRAINED for t in n.attributes.get_peer_stats()))
 
 
 def _everything(nodes: Sequence[_Node]) -> list[TensorAttributes]:
     """Tensors with memory, those passed by value and those of peer_stats, each once."""
-    by_value = {id(t): t for node in nodes for t in node.scalars.values() if t is not None}
-    return [*_tensors(nodes), *by_value.values(), *_peers(nodes)]
+    by_value = dict.fromkeys(t for node in nodes for t in node.scalars.values() if t is not None)
+    return [*_tensors(nodes), *by_value, *_peers(nodes)]
 
 
 def _with_uids(nodes: Sequence[_Node]) -> list[TensorAttributes]:
@@ -285,7 +285,7 @@ def _with_uids(nodes: Sequence[_Node]) -> list[TensorAttributes]:
     return everything
 
 
-def _check_inputs(node: _Node, produced: set[int]) -> None:
+def _check_inputs(node: _Node, produced: set[TensorAttributes]) -> None:
     for role, tensor in {**node.inputs, **node.scalars}.items():
         where = f"{role} of {node.name}"
         if tensor is None:
@@ -295,14 +295,8 @@ def _check_inputs(node: _Node, produced: set[int]) -> None:
                 raise ArgumentError(where, "a tensor without a value", "a scalar passed by value (set_value)")
         elif tensor.get_pass_by_value():
             raise ArgumentError(where, "a scalar passed by value", "a tensor with memory")
-        elif tensor.get_is_virtual() and id(tensor) not in produced:
+        elif tensor.get_is_virtual() and tensor not in produced:
             raise ArgumentError(where, "a virtual tensor that no node before produces", "a tensor that exists")
-
-
-def _check_compute(node: _Node, default: DataType | None) -> None:
-    compute = node.attributes.get_compute_data_type() or default or DataType.FLOAT32
-    if compute != DataType.FLOAT32:
-        raise ArgumentTypeError(f"compute_data_type of {node.name}", compute.short, "f32")
 
 
 def _check_uids(nodes: Sequence[_Node]) -> None:
@@ -314,47 +308,38 @@ def _check_uids(nodes: Sequence[_Node]) -> None:
             raise ArgumentError("uid", tensor.get_uid(), f"one tensor for each: {both} have it")
 
 
-def _fill_data_types(nodes: Sequence[_Node], io: DataType | None, intermediate: DataType | None) -> dict[int, DataType]:
-    """Infer missing data types; returns the data type that each tensor is stored in, by id."""
-    parameters = {id(t) for n in nodes for role, t in n.tensors() if role not in _DATA_ROLES}
-    data = {id(t) for node in nodes for t in node.data()}
+def _fill_data_types(
+    nodes: Sequence[_Node], io: DataType | None, intermediate: DataType | None
+) -> dict[TensorAttributes, DataType]:
+    """Infer missing data types; returns the data type that each tensor is stored in."""
+    data = {t for node in nodes for t in node.data()}
     for tensor in _tensors(nodes):
         if tensor.get_data_type() is not None:
             continue
-        if id(tensor) in parameters and id(tensor) not in data:
-            tensor.set_data_type(DataType.FLOAT32)
-            continue
-        default = intermediate if tensor.get_is_virtual() else io
+        default = DataType.FLOAT32 if tensor not in data else intermediate if tensor.get_is_virtual() else io
         if default is None:
             setter = "set_intermediate_data_type" if tensor.get_is_virtual() else "set_io_data_type"
             raise ArgumentError(f"data_type of {tensor.get_name()!r}", None, f"one, by set_data_type or {setter}")
         tensor.set_data_type(default)
-    storage: dict[int, DataType] = {}
+    storage = {tensor: _dtype_of(tensor) for tensor in _tensors(nodes)}
     for group in _connected(nodes):
         real = [t for t in group if not t.get_is_virtual()]
         first = (real or group)[0]
         dtype = _dtype_of(first)
         for tensor in real:
             if _dtype_of(tensor) != dtype:
-                raise ArgumentTypeError(
-                    f"data_type of {tensor.get_name()!r}",
-                    _dtype_of(tensor).short,
-                    f"{dtype.short}, as {first.get_name()!r} has, which nodes connect with it",
-                )
-        storage |= {id(t): dtype for t in group}
-    for tensor in _tensors(nodes):
-        storage.setdefault(id(tensor), _dtype_of(tensor))
+                allowed = f"{dtype.short}, as {first.get_name()!r} has, which nodes connect with it"
+                raise ArgumentTypeError(f"data_type of {tensor.get_name()!r}", _dtype_of(tensor).short, allowed)
+        storage |= dict.fromkeys(group, dtype)
     return storage
 
 
 def _connected(nodes: Sequence[_Node]) -> list[list[TensorAttributes]]:
     """Groups of data tensors that nodes connect, directly or through others."""
-    groups: list[dict[int, TensorAttributes]] = []
+    groups: list[list[TensorAttributes]] = []
     for node in nodes:
-        joined = {id(t): t for t in node.data()}
-        touched = [group for group in groups if group.keys() & joined.keys()]
-        groups = [group for group in groups if not group.keys() & joined.keys()]
-        for group in touched:
-            joined = group | joined
-        groups.append(joined)
-    return [list(group.values()) for group in groups]
+        own = list(node.data())
+        touched = [group for group in groups if not set(own).isdisjoint(group)]
+        groups = [group for group in groups if group not in touched]
+        groups.append(list(dict.fromkeys(t for group in [*reversed(touched), own] for t in group)))
+    return groups
