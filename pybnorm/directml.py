@@ -116,7 +116,7 @@ def batch_normalization(
     x = _data(p, "input", input)
     given = {"mean": mean, "variance": variance, "scale": scale, "bias": bias}
     vectors = {name: _parameter(p, name, array, x) for name, array in given.items()}
-    y = _like_input(p, "output", output, x, output=True)
+    y = _data(p, "output", output, x, output=True)
     if not _arguments.boolean(spatial, "spatial"):
         for name in ("mean", "variance"):
             if vectors[name].dims[-2:] != x.dims[-2:]:
@@ -126,9 +126,10 @@ def batch_normalization(
     axis = _kept(*(v.dims for v in vectors.values()))
     spread = _spread(p, vectors, tuple(d if a in axis else 1 for a, d in enumerate(x.dims)))
     gain, shift = _linear(p, activation, spread["scale"], spread["bias"])
-    target = _before(p, activation, y)
+    target = p.scratch_like(y) if activation.kind == "relu" else y  # rounding to y's dtype commutes with max(value, 0)
     p.then("forward_inference", x, gain, shift, spread["mean"], spread["variance"], target, epsilon=epsilon, axis=axis)
-    _activate(p, target, y)
+    if target is not y:
+        elementwise.relu(p, target, y)
 
 
 @operation(
@@ -174,10 +175,10 @@ def batch_normalization_grad(
     (array([[[0., 0., 1.]]], dtype=float32), array([2.], dtype=float32), array([1.], dtype=float32))
     """
     x = _data(p, "input", input)
-    dy = _like_input(p, "input_gradient", input_gradient, x)
+    dy = _data(p, "input_gradient", input_gradient, x)
     mu = _parameter(p, "mean", mean, x)
     v, s = (_parameter(p, n, a, x, like=("mean", mu)) for n, a in (("variance", variance), ("scale", scale)))
-    dx = _like_input(p, "output_gradient", output_gradient, x, output=True)
+    dx = _data(p, "output_gradient", output_gradient, x, output=True)
     given = {"output_scale_gradient": output_scale_gradient, "output_bias_gradient": output_bias_gradient}
     ds, db = (_parameter(p, n, a, x, like=("mean", mu), output=True) for n, a in given.items())
     results = {"dx": dx, "dscale": ds, "dbias": db}
@@ -226,28 +227,26 @@ def batch_normalization_training(
     x = _data(p, "input", input)
     s = _parameter(p, "scale", scale, x)
     b = _parameter(p, "bias", bias, x, like=("scale", s))
-    z = None if fused_add is None else _like_input(p, "fused_add", fused_add, x)
-    y = _like_input(p, "output", output, x, output=True)
+    z = None if fused_add is None else _data(p, "fused_add", fused_add, x)
+    y = _data(p, "output", output, x, output=True)
     given = {"output_mean": output_mean, "output_variance": output_variance}
     mean, variance = (_parameter(p, n, a, x, like=("scale", s), output=True) for n, a in given.items())
     activation = _activation(p.handle, fused_activation, "batch_normalization_training")
     axis = _kept(s.dims)
     count = _arguments.numel(x.dims) // _arguments.numel(s.dims)
     gain, shift = _linear(p, activation, s, b)
-    target = _before(p, activation, y)
+    target = p.scratch_like(y) if activation.kind == "relu" else y
     if z is not None:
         p.then("axpby", 1.0, z, 0.0, target)
     options: dict[str, Any] = {"beta": 0.0 if z is None else activation.alpha, "epsilon": epsilon, "axis": axis}
     options |= {"saved_mean": mean, "saved_inv_variance": _vector(p, s.dims)}
-    unbiased, factor = _vector(p, s.dims), _vector(p, s.dims)
-    if count > 1:
-        old = _vector(p, s.dims)
-        for vector in (old, unbiased):  # of factor 1, but 0 * NaN would still be NaN
-            p.fill(0.0, vector)
-        options |= {"running_mean": old, "running_variance": unbiased, "exponential_average_factor": 1.0}
+    unbiased, factor = _vector(p, s.dims, 0.0), _vector(p, s.dims, float(count > 1))
+    if count > 1:  # of factor 1, but 0 * NaN would still be NaN
+        options |= {"running_mean": _vector(p, s.dims, 0.0), "running_variance": unbiased}
+        options["exponential_average_factor"] = 1.0
     p.then("forward_training", x, gain, shift, target, **options)
-    _activate(p, target, y)
-    p.fill(float(count > 1), factor)
+    if target is not y:
+        elementwise.relu(p, target, y)
     if count > 1:
         p.then("multiply", unbiased, factor, variance, alpha=(count - 1) / count)
     else:  # times 0: NaN where the one element is not finite
@@ -328,27 +327,15 @@ def workspace_size(handle: Handle, operator: str, *arguments: Any, **options: An
 # ---------------------------------------------------------------- rules
 
 
-def _data(p: Program, name: str, array: Any) -> Buffer:
-    buffer = p.array(name, array)
-    _arguments.dims(buffer.dims, name, low=1, high=8)
-    if buffer.dtype not in (DataType.FLOAT32, DataType.FLOAT16):
-        raise ArgumentTypeError(name, f"dtype {buffer.dtype.short}", "f32 or f16: what DirectML's operator takes")
-    p.note(name, buffer, False)
-    return buffer
-
-
-def _like_input(p: Program, name: str, array: Any, x: Buffer, *, output: bool = False) -> Buffer:
+def _data(p: Program, name: str, array: Any, x: Buffer | None = None, *, output: bool = False) -> Buffer:
+    """Check the input (x is None), or an array of its sizes."""
     buffer = p.array(name, array, output=output)
-    if buffer.dims != x.dims:
-        raise ArgumentError(name, f"dims {buffer.dims}", f"the Sizes of input, {x.dims}")
-    p.note(name, buffer, output)
-    return _same_type(name, buffer, x)
-
-
-def _same_type(name: str, buffer: Buffer, x: Buffer) -> Buffer:
-    if buffer.dtype != x.dtype:
-        raise ArgumentTypeError(name, f"dtype {buffer.dtype.short}", f"the DataType of input, {x.dtype.short}")
-    return buffer
+    if x is None:
+        _arguments.dims(buffer.dims, name, low=1, high=8)
+        if buffer.dtype not in (DataType.FLOAT32, DataType.FLOAT16):
+            raise ArgumentTypeError(name, f"dtype {buffer.dtype.short}", "f32 or f16: what DirectML's operator takes")
+        x = buffer
+    return _noted(p, name, buffer, output, x.dtype, ("input", x.dims))
 
 
 def _parameter(
@@ -359,17 +346,28 @@ def _parameter(
         raise ArgumentError(name, f"dims {buffer.dims}", f"the DimensionCount of input, {len(x.dims)}")
     if any(d not in (1, of_x) for d, of_x in zip(buffer.dims, x.dims, strict=True)):
         raise ArgumentError(name, f"dims {buffer.dims}", f"each size 1 or that of input, {x.dims}")
-    _same_type(name, buffer, x)
     if not _arguments.is_packed_vector(buffer.dims, buffer.strides):
         raise ArgumentError(name, f"strides {buffer.strides}", "a contiguous array")
-    if like is not None and buffer.dims != like[1].dims:
-        raise ArgumentError(name, f"dims {buffer.dims}", f"the Sizes of {like[0]}, {like[1].dims}")
+    sizes = (name, buffer.dims) if like is None else (like[0], like[1].dims)
+    return _noted(p, name, buffer, output, x.dtype, sizes)
+
+
+def _noted(p: Program, name: str, buffer: Buffer, output: bool, dtype: DataType, sizes: tuple[str, Dims]) -> Buffer:
+    """The array, which must have the input's type and the sizes of the tensor that is named."""
+    if buffer.dims != sizes[1]:
+        raise ArgumentError(name, f"dims {buffer.dims}", f"the Sizes of {sizes[0]}, {sizes[1]}")
+    if buffer.dtype != dtype:
+        raise ArgumentTypeError(name, f"dtype {buffer.dtype.short}", f"the DataType of input, {dtype.short}")
     p.note(name, buffer, output)
     return buffer
 
 
-def _vector(p: Program, dims: Dims) -> Buffer:
-    return p.scratch(dims, DataType.FLOAT32)
+def _vector(p: Program, dims: Dims, value: float | None = None) -> Buffer:
+    """A vector of one value, or for a result."""
+    vector = p.scratch(dims, DataType.FLOAT32)
+    if value is not None:
+        p.fill(value, vector)
+    return vector
 
 
 def _kept(*sizes: Dims) -> Dims:
@@ -379,13 +377,10 @@ def _kept(*sizes: Dims) -> Dims:
 
 def _spread(p: Program, vectors: dict[str, Buffer], union: Dims) -> dict[str, Buffer]:
     """The vectors in the sizes of `union`: themselves, or spread as the bias of a normalization of zeros."""
-    result = dict(vectors)
-    smaller = [name for name, v in vectors.items() if v.dims != union]
+    result, smaller = dict(vectors), [name for name, v in vectors.items() if v.dims != union]
     if not smaller:
         return result
-    zeros, ones = _vector(p, union), _vector(p, union)
-    p.fill(0.0, zeros)
-    p.fill(1.0, ones)
+    zeros, ones = _vector(p, union, 0.0), _vector(p, union, 1.0)
     for name in smaller:
         v = vectors[name]
         result[name] = _vector(p, union)
@@ -394,24 +389,12 @@ def _spread(p: Program, vectors: dict[str, Buffer], union: Dims) -> dict[str, Bu
     return result
 
 
-def _before(p: Program, activation: Activation, y: Buffer) -> Buffer:
-    """Choose where to put what the activation is applied to; rounding to y's dtype commutes with max(value, 0)."""
-    return p.scratch_like(y) if activation.kind == "relu" else y
-
-
-def _activate(p: Program, before: Buffer, y: Buffer) -> None:
-    if before is not y:
-        elementwise.relu(p, before, y)
-
-
 def _linear(p: Program, activation: Activation, scale: Buffer, bias: Buffer) -> tuple[Buffer, Buffer]:
     """Scale and bias with ``alpha * value + beta`` taken in, in float32."""
     if (activation.alpha, activation.beta) == (1.0, 0.0):
         return scale, bias
-    ones, gain, shift = (_vector(p, scale.dims) for _ in range(3))
-    p.fill(1.0, ones)
+    ones, gain, shift = (_vector(p, scale.dims, value) for value in (1.0, None, activation.beta))
     p.then("multiply", scale, ones, gain, alpha=activation.alpha)
-    p.fill(activation.beta, shift)
     p.then("multiply", bias, ones, shift, alpha=activation.alpha, beta=1.0)
     return gain, shift
 
