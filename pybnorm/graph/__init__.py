@@ -158,7 +158,7 @@ class Graph(_Description):
         self._in_place: list[tuple[int, _Record, _Record]] = []
         self._programs: list[Prepared | _Exchange] = []
         self._places: list[list[_Record | None]] = []  # of each program's arrays
-        self._virtual: list[_Record] = []
+        self._virtual: dict[_Record, int] = {}  # their offsets in the workspace
         self._inner = 0
         self._workspace_size = 0
 
@@ -244,12 +244,12 @@ class Graph(_Description):
         lowering = _Lowering(self._nodes, self._records)
         for tensor in lowering.unfaithful():
             record = self._records[tensor]
-            raise self._unsupported(
-                "create_execution_plans",
+            text = (
                 f"virtual tensor {record.name!r} of data type {_dtype_of(tensor).short} would be stored in "
                 f"{record.dtype.short}, the data type of the tensors around it, and rounded once more than its data "
-                f"type says; set its data type to {record.dtype.short} to ask for that",
+                f"type says; set its data type to {record.dtype.short} to ask for that"
             )
+            raise unsupported(self._handle, "create_execution_plans", text)
         lowering.lower()
         self._steps, self._in_place = lowering.steps, lowering.in_place
         self._stage = 3
@@ -301,26 +301,23 @@ class Graph(_Description):
             try:
                 program = _Exchange(handle, self._communicator, step) if step.joined else step.checked(handle)
             except UnsupportedError as error:
-                raise self._unsupported(error.function, f"{step.node}: {error.text}") from error
+                raise unsupported(handle, error.function, f"{step.node}: {error.text}") from error
             self._programs.append(program)
             for copied in program.copies:
                 _log.warning("%s: %s copies %s", self._label(), step.node, copied)
             _log.info("%s: %s: %s", self._label(), step.node, ", ".join(program.calls))
         self._stage = 4
 
-    def _unsupported(self, function: str, text: str) -> UnsupportedError:
-        return unsupported(self._handle, function, text)
-
     @_logged
     def build_plans(self) -> None:
         """Lay out the workspace."""
         self._require(4, "build_plans")
-        used = 0
+        used, self._virtual = 0, {}
         self._places = [step.places() for step in self._steps]
-        self._virtual = list({r: None for places in self._places for r in places if r is not None and r.virtual})
-        for record in self._virtual:
-            record.offset = used
-            used += _rounded(record.nbytes)
+        for record in (r for places in self._places for r in places if r is not None and r.virtual):
+            if record not in self._virtual:
+                self._virtual[record] = used
+                used += _rounded(_arguments.span(record.dims, record.strides) * record.dtype.itemsize)
         inner = max((program.nbytes for program in self._programs), default=0)
         self._inner = used
         # 63 bytes more: the caller's memory may start anywhere, and everything in it is aligned to 64.
@@ -377,16 +374,14 @@ class Graph(_Description):
         _check_overlaps(buffers, set(same.values()), (address, self._workspace_size))
         base = _rounded(address)
         places = {record: buffer.pointer for record, buffer in buffers.items()}
-        for record in self._virtual:
-            assert record.offset is not None
-            places[record] = base + record.offset
+        places |= {record: base + offset for record, offset in self._virtual.items()}
         _log.info("%s: execute on %s", self._label(), handle.backend)
         for index, (step, program) in enumerate(zip(self._steps, self._programs, strict=True)):
             if index in same:
                 continue
             # Never None if memory is needed: with None a CPU backend would use the handle's.
             scratch = (base + self._inner, program.nbytes) if program.nbytes else None
-            addresses = [0 if record is None else places[record] for record in self._places[index]]
+            addresses = (0 if record is None else places[record] for record in self._places[index])
             program.execute(handle, step.function, (0, *addresses), scratch)
         note_written([buffer for record, buffer in buffers.items() if record.output])
 

@@ -128,11 +128,6 @@ class _Record:
         self.virtual = tensor.get_is_virtual()
         self.parameter = parameter
         self.output = output
-        self.offset: int | None = None  # in the workspace, if the tensor is virtual and used
-
-    @property
-    def nbytes(self) -> int:
-        return _arguments.span(self.dims, self.strides) * self.dtype.itemsize
 
     def at(self, pointer: int, device_type: int) -> Buffer:
         """The tensor at an address, a parameter as a flat vector."""
