@@ -61,6 +61,7 @@ import enum
 import functools
 import inspect
 import numbers
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, ParamSpec
 
@@ -71,6 +72,7 @@ from pybnorm._core import Handle, TensorDescriptor
 from pybnorm.enums import Activation, Capability, Mode, Operation
 from pybnorm.errors import ArgumentError, ArgumentTypeError, ClosedError
 from pybnorm.operations import activated
+from pybnorm.operations.elementwise import RELU, Limits
 from pybnorm.operations.program import _need, region
 
 __all__ = [
@@ -119,16 +121,12 @@ OPERANDS = {
     "saved_mean": _Operand("saved_mean", "saved_mean_desc", True),
     "saved_inv_variance": _Operand("saved_inv_variance", "saved_var_desc", True),
 }
-_SCALARS = {
-    "alpha": "alpha",
-    "beta": "beta",
+_SCALARS = {name: name for name in ("alpha", "beta", "epsilon", "workspace")} | {
     "alpha_data_diff": "alpha",
     "beta_data_diff": "beta",
     "alpha_param_diff": "alpha_param",
     "beta_param_diff": "beta_param",
     "exp_avg_factor": "exponential_average_factor",
-    "epsilon": "epsilon",
-    "workspace": "workspace",
 }
 _DATA = ("x", "dy", "y", "dx")
 _OF_ALL = ("bn_scale_bias_mean_var_desc", "bn_scale_bias_diff_desc")  # the plain calls' descriptor of parameters
@@ -142,12 +140,6 @@ _PAIRS = (
     ("estimated_mean", "estimated_variance"),
     ("estimated_mean", "estimated_inv_variance"),
     ("saved_mean", "saved_inv_variance"),
-)
-
-
-_STATISTICS = (
-    *("running_mean", "running_variance", "saved_mean", "saved_inv_variance"),
-    *("previous_mean", "previous_variance", "inv_variance"),
 )
 
 
@@ -175,11 +167,12 @@ def _of(operation: Operation) -> Callable[[Callable[_P, None]], Callable[_P, Non
 
 
 def _form(
-    plainer: Callable[..., None], name: str, changes: dict[str, str], doc: str, operation: Operation | None = None
+    plainer: Callable[..., None], changes: dict[str, str], doc: str, operation: Operation | None = None
 ) -> Callable[..., None]:
     """A call with some arguments of a plainer one replaced by others; `doc` says what these are, but for descriptors.
 
-    The operation is the plainer one's, unless given. `changes` has names of arguments, new ones separated by spaces.
+    It begins with MIOpen's name, which the call has in snake case. The operation is the plainer one's, unless given.
+    `changes` has names of arguments, new ones separated by spaces.
     """
     parameters = []
     for parameter in inspect.signature(plainer).parameters.values():
@@ -200,6 +193,7 @@ def _form(
     def function() -> None: ...
 
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    name = re.sub("_?([A-Z])", r"_\1", doc.split("``")[1].removeprefix("miopen")).lower().lstrip("_")
     function.__name__ = function.__qualname__ = name
     function.__doc__ = text + (example or f"--------\nThat of `{plainer.__name__}`, with the other arguments.")
     return _of(operation or plainer._operation)(function)  # type: ignore[attr-defined]
@@ -315,13 +309,11 @@ def batch_normalization_forward_training(
 
 batch_normalization_forward_training_v2 = _form(
     batch_normalization_forward_training,
-    "batch_normalization_forward_training_v2",
     {"bn_scale_bias_mean_var_desc": "scale_desc bias_desc saved_mean_desc saved_var_desc"},
     """``miopenBatchNormalizationForwardTraining_V2``: a descriptor for each parameter, dtypes may differ.""",
 )
 batch_normalization_forward_training_v3 = _form(
     batch_normalization_forward_training_v2,
-    "batch_normalization_forward_training_v3",
     {
         "result_running_mean": "prev_result_running_mean prev_result_running_variance",
         "result_running_variance": "next_result_running_mean next_result_running_variance",
@@ -345,7 +337,6 @@ batch_normalization_forward_training_v3 = _form(
 
 batch_normalization_forward_inference = _form(
     batch_normalization_forward_training,
-    "batch_normalization_forward_inference",
     {"exp_avg_factor": "estimated_mean estimated_variance", "result_running_mean": "", "result_running_variance": ""}
     | {"result_save_mean": "", "result_save_inv_variance": ""},
     """``miopenBatchNormalizationForwardInference``: normalize by estimated statistics, or the batch's without them.
@@ -364,13 +355,11 @@ batch_normalization_forward_inference = _form(
 )
 batch_normalization_forward_inference_v2 = _form(
     batch_normalization_forward_inference,
-    "batch_normalization_forward_inference_v2",
     {"bn_scale_bias_mean_var_desc": "scale_desc bias_desc est_mean_desc est_variance_desc"},
     """``miopenBatchNormalizationForwardInference_V2``: a descriptor for each parameter, dtypes may differ.""",
 )
 batch_normalization_forward_inference_inv_variance = _form(
     batch_normalization_forward_inference_v2,
-    "batch_normalization_forward_inference_inv_variance",
     {"est_variance_desc": "est_inv_variance_desc", "estimated_variance": "estimated_inv_variance", "epsilon": ""},
     """``miopenBatchNormalizationForwardInferenceInvVariance``: normalize by an inverse standard deviation.
 
@@ -444,7 +433,6 @@ def batch_normalization_backward(
 
 batch_normalization_backward_v2 = _form(
     batch_normalization_backward,
-    "batch_normalization_backward_v2",
     {"bn_scale_bias_diff_desc": "scale_desc bias_desc saved_mean_desc saved_var_desc"},
     """``miopenBatchNormalizationBackward_V2``: a descriptor for each parameter, dtypes may differ.""",
 )
@@ -489,7 +477,6 @@ class ActivationDescriptor(NamedTuple):
 
 batch_norm_forward_training_activation = _form(
     batch_normalization_forward_training_v2,
-    "batch_norm_forward_training_activation",
     {"result_save_inv_variance": "result_save_inv_variance activ_desc"},
     """``miopenBatchNormForwardTrainingActivation``: forward training, then an activation.
 
@@ -514,25 +501,21 @@ batch_norm_forward_training_activation = _form(
 )
 batch_norm_forward_training_activation_v2 = _form(
     batch_normalization_forward_training_v3,
-    "batch_norm_forward_training_activation_v2",
     {"result_save_inv_variance": "result_save_inv_variance activ_desc"},
     """``miopenBatchNormForwardTrainingActivation_V2``: the call of ``..._v3``, then an activation.""",
 )
 batch_norm_forward_inference_activation = _form(
     batch_normalization_forward_inference_v2,
-    "batch_norm_forward_inference_activation",
     {"epsilon": "epsilon activ_desc"},
     """``miopenBatchNormForwardInferenceActivation``: forward inference, then an activation.""",
 )
 batch_norm_forward_inference_activation_inv_variance = _form(
     batch_normalization_forward_inference_inv_variance,
-    "batch_norm_forward_inference_activation_inv_variance",
     {"estimated_inv_variance": "estimated_inv_variance activ_desc"},
     """``miopenBatchNormForwardInferenceActivationInvVariance``: ``..._inv_variance``, then an activation.""",
 )
 batch_norm_backward_activation = _form(
     batch_normalization_backward_v2,
-    "batch_norm_backward_activation",
     {"bn_scale": "bn_scale bn_bias", "saved_inv_variance": "saved_inv_variance activ_desc"},
     """``miopenBatchNormBackwardActivation``: gradients of forward training followed by an activation.
 
@@ -550,11 +533,13 @@ batch_norm_backward_activation = _form(
 # ---------------------------------------------------------------- what the calls do
 
 
+_NO_ACTIVATION: tuple[dict[str, Any], Limits | None] = ({}, None)
+_BOUNDS = ("activation_low", "activation_high")
 _NEUTRAL = {
-    ActivationMode.PASTHRU: Activation.NONE,
-    ActivationMode.RELU: Activation.RELU,
-    ActivationMode.CLIPPEDRELU: Activation.CLIPPED_RELU,
-    ActivationMode.CLAMP: Activation.CLAMP,
+    ActivationMode.PASTHRU: (Activation.NONE, ()),
+    ActivationMode.RELU: (Activation.RELU, ()),
+    ActivationMode.CLIPPEDRELU: (Activation.CLIPPED_RELU, _BOUNDS[1:]),
+    ActivationMode.CLAMP: (Activation.CLAMP, _BOUNDS),
 }
 
 
@@ -565,7 +550,7 @@ def _run(operation: Operation, given: dict[str, Any]) -> None:
     strict = _arguments.boolean(given["strict"], "strict")
     shared = next((name for name in _OF_ALL if name in given), None)
     found: dict[str, Buffer | None] = {}
-    act: dict[str, Any] = {}
+    act, limits = _NO_ACTIVATION
     for name, operand in OPERANDS.items():
         if name not in given or (name == "bn_bias" and operation == Operation.BACKWARD and not act):
             continue
@@ -573,7 +558,7 @@ def _run(operation: Operation, given: dict[str, Any]) -> None:
         absent = operand.optional and _is_null(given[name])
         found[name] = None if absent else _buffer(handle, name, given[name], described, given[described])
         if name == "x":
-            act = _activation(given.get("activ_desc"), _need(found[name]))
+            act, limits = _activation(given.get("activ_desc"), _need(found[name]))
     for first, second in _PAIRS:
         if first in found and second in found:
             if not strict and None in (found[first], found[second]):
@@ -583,7 +568,7 @@ def _run(operation: Operation, given: dict[str, Any]) -> None:
     arrays = {OPERANDS[name].name: buffer for name, buffer in found.items()}
     options = {_SCALARS[name]: value for name, value in given.items() if name in _SCALARS}
     try:
-        _call(handle, operation, mode, arrays, options, act)
+        _call(handle, operation, mode, arrays, options, act, limits)
     except ClosedError:
         raise
     except ArgumentError as error:
@@ -597,7 +582,7 @@ def _run(operation: Operation, given: dict[str, Any]) -> None:
 
 def _call(
     handle: Handle, operation: Operation, mode: Mode, arrays: dict[str, Any], options: dict[str, Any],
-    act: dict[str, Any],
+    act: dict[str, Any], limits: Limits | None,
 ) -> None:  # fmt: skip
     """The vendor's own call where it takes all this, else one of `pybnorm.operations`, or a composed one."""
     x: Buffer = arrays["x"]
@@ -619,18 +604,14 @@ def _call(
     if fused:
         getattr(handle, operation.name.lower())(**arrays, mode=mode, **options, **act)
         return
+    options["axis"] = axis
     if not act and not {"previous_mean", "inv_variance"} & arrays.keys():
-        getattr(operations, operation.name.lower())(handle, axis=axis, **arrays, **options)
-        return
-    bounds = act.get("activation_low"), act.get("activation_high")
-    kind, low, high = _arguments.activation(act.get("activation", Activation.NONE), *bounds, x.dtype)
-    options |= {"axis": axis, "kind": int(kind), "low": low, "high": high}
-    if operation == Operation.BACKWARD:
-        activated.activated_backward(handle, y=None, dz=None, **options, **arrays)
-        return
-    options["factor"] = options.pop("exponential_average_factor", 0.0)
-    statistics, training = dict.fromkeys(_STATISTICS), operation == Operation.FORWARD_TRAINING
-    activated.activated_forward(handle, training=training, z=None, **options, **{**statistics, **arrays})
+        getattr(operations, operation.name.lower())(handle, **arrays, **options)
+    elif operation == Operation.BACKWARD and limits is not None:
+        activated.activated_backward(handle, limits=limits, **options, **arrays)
+    else:
+        training = operation == Operation.FORWARD_TRAINING
+        activated.activated_forward(handle, limits=limits, training=training, **options, **arrays)
 
 
 def _is_null(value: Any) -> bool:
@@ -676,10 +657,10 @@ def _mode_of(bn_mode: object) -> Mode:
     return mode
 
 
-def _activation(descriptor: object, x: Buffer) -> dict[str, Any]:
-    """The activation as `Handle` takes it."""
+def _activation(descriptor: object, x: Buffer) -> tuple[dict[str, Any], Limits | None]:
+    """The activation as `Handle` takes it, and as operations do."""
     if descriptor is None:
-        return {}
+        return _NO_ACTIVATION
     if not issubclass(type(descriptor), ActivationDescriptor):
         raise ArgumentTypeError("activ_desc", descriptor, "an ActivationDescriptor or None")
     assert isinstance(descriptor, ActivationDescriptor)
@@ -687,15 +668,15 @@ def _activation(descriptor: object, x: Buffer) -> dict[str, Any]:
         mode = ActivationMode(descriptor.mode)
     except ValueError:
         allowed = "one of " + ", ".join(f"ActivationMode.{m.name}" for m in ActivationMode)
-        raise ArgumentError(
-            "activ_desc", f"mode {descriptor.mode!r}", f"{allowed}: batch norm takes no other"
-        ) from None
-    names = {ActivationMode.CLIPPEDRELU: ("high",), ActivationMode.CLAMP: ("low", "high")}.get(mode, ())
-    bounds = dict(zip((f"activation_{n}" for n in names), (descriptor.alpha, descriptor.beta), strict=False))
-    low, high = bounds.get("activation_low"), bounds.get("activation_high")
+        allowed += ": batch norm takes no other"
+        raise ArgumentError("activ_desc", f"mode {descriptor.mode!r}", allowed) from None
+    kind, names = _NEUTRAL[mode]
+    bounds = dict(zip(names, (descriptor.alpha, descriptor.beta), strict=False))
     try:
-        found, _, _ = _arguments.activation(_NEUTRAL[mode], low, high, x.dtype)
+        found, low, high = _arguments.activation(kind, bounds.get(_BOUNDS[0]), bounds.get(_BOUNDS[1]), x.dtype)
     except ArgumentError as error:
-        words = dict(zip(bounds, ("activ_desc.alpha", "activ_desc.beta"), strict=False))
+        words = dict(zip(names, ("activ_desc.alpha", "activ_desc.beta"), strict=False))
         raise type(error)(words.get(error.argument, error.argument), error.value, error.allowed) from error
-    return {} if found == Activation.NONE else {"activation": found, **bounds}
+    if found == Activation.NONE:
+        return _NO_ACTIVATION
+    return {"activation": found, **bounds}, RELU if found == Activation.RELU else (low, high, 0.0)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from pybnorm import _arguments
-from pybnorm.enums import Activation
 from pybnorm.operations import elementwise
+from pybnorm.operations.elementwise import Limits
 from pybnorm.operations.preparation import Recipe, operation
 from pybnorm.operations.program import Program
 
@@ -18,17 +18,17 @@ RECIPES: dict[str, Recipe] = {}
 
 
 @operation(
-    "x scale bias y running_mean running_variance saved_mean saved_inv_variance z previous_mean previous_variance "
+    "x scale bias y running_mean running_variance saved_mean saved_inv_variance previous_mean previous_variance "
     "inv_variance",
     RECIPES,
 )
 def activated_forward(
-    p: Program, x: Any, scale: Any, bias: Any, y: Any, running_mean: Any, running_variance: Any, saved_mean: Any,
-    saved_inv_variance: Any, z: Any, previous_mean: Any, previous_variance: Any, inv_variance: Any, training: bool,
-    alpha: float, beta: float, epsilon: float, factor: float, axis: Any, kind: int, low: float, high: float,
-    *, workspace: Any = None,
+    p: Program, x: Any, scale: Any, bias: Any, y: Any, *, training: bool, alpha: float, beta: float, epsilon: float,
+    axis: Any, limits: Limits | None, exponential_average_factor: float = 0.0, running_mean: Any = None,
+    running_variance: Any = None, saved_mean: Any = None, saved_inv_variance: Any = None, previous_mean: Any = None,
+    previous_variance: Any = None, inv_variance: Any = None, workspace: Any = None,
 ) -> None:  # fmt: skip
-    """``y = alpha * act(forward(...) + z) + beta * y``.
+    """``y = alpha * act(forward(...)) + beta * y``; without `limits` there is no activation.
 
     Training starts from ``previous_mean`` and ``previous_variance``, inference from ``inv_variance``, where given.
     """
@@ -37,53 +37,43 @@ def activated_forward(
     previous = {"previous_mean": previous_mean, "previous_variance": previous_variance, "inv_variance": inv_variance}
     saved = {"saved_mean": saved_mean, "saved_inv_variance": saved_inv_variance}
     written = {"y": y} | (statistics | saved if training else {})
-    _note(p, {"x": x, "scale": scale, "bias": bias, "z": z, **previous} | ({} if training else statistics), written)
-    bare = kind == Activation.NONE and z is None
-    inner = y if bare else p.scratch_like(y)
-    blend = {"alpha": alpha, "beta": beta, "axis": axis} if bare else {"axis": axis}
+    _note(p, {"x": x, "scale": scale, "bias": bias, **previous} | ({} if training else statistics), written)
+    inner = y if limits is None else p.scratch_like(y)
+    blend: dict[str, Any] = {"axis": axis} | ({"alpha": alpha, "beta": beta} if limits is None else {})
     if training:
         if previous_mean is not None:
             elementwise.axpby(p, 1.0, previous_mean, 0.0, running_mean)
             elementwise.axpby(p, 1.0, previous_variance, 0.0, running_variance)
-        options = {"exponential_average_factor": factor, **statistics, **saved, **blend}
+        options = {"exponential_average_factor": exponential_average_factor, **statistics, **saved, **blend}
         p.then("forward_training", x, scale, bias, inner, epsilon=epsilon, **options)
     elif inv_variance is not None:
         p.then("forward_inference_inv_variance", x, scale, bias, running_mean, inv_variance, inner, **blend)
     else:
         p.then("forward_inference", x, scale, bias, running_mean, running_variance, inner, epsilon=epsilon, **blend)
-    if bare:
+    if limits is None:
         return
-    if z is not None:
-        elementwise.axpby(p, 1.0, z, 1.0, inner)
-    plain = (alpha, beta) == (1.0, 0.0)
-    passed = y if plain else p.scratch_like(y)
-    elementwise.activation(p, _limits(kind, low, high), inner, passed)
-    if not plain:
+    passed = y if (alpha, beta) == (1.0, 0.0) else p.scratch_like(y)
+    elementwise.activation(p, limits, inner, passed)
+    if passed is not y:
         elementwise.axpby(p, alpha, passed, beta, y)
 
 
-@operation("x dy scale bias y dx dscale dbias dz saved_mean saved_inv_variance", RECIPES)
+@operation("x dy scale bias dx dscale dbias saved_mean saved_inv_variance", RECIPES)
 def activated_backward(
-    p: Program, x: Any, dy: Any, scale: Any, bias: Any, y: Any, dx: Any, dscale: Any, dbias: Any, dz: Any,
-    saved_mean: Any, saved_inv_variance: Any, alpha: float, beta: float, alpha_param: float, beta_param: float,
-    epsilon: float, axis: Any, kind: int, low: float, high: float, *, workspace: Any = None,
+    p: Program, x: Any, dy: Any, scale: Any, bias: Any, dx: Any, dscale: Any, dbias: Any, saved_mean: Any,
+    saved_inv_variance: Any, *, alpha: float, beta: float, alpha_param: float, beta_param: float, epsilon: float,
+    axis: Any, limits: Limits, workspace: Any = None,
 ) -> None:  # fmt: skip
-    """Backward of the gradient that the activation lets through; ``dz`` is that gradient.
-
-    The mask is taken from forward's result, y, or from that made again.
-    """
+    """Backward of the gradient that the activation lets through; the mask is that of forward's result, made again."""
     saved = {"saved_mean": saved_mean, "saved_inv_variance": saved_inv_variance}
     outputs = {"dx": dx, "dscale": dscale, "dbias": dbias}
-    _note(p, {"x": x, "dy": dy, "scale": scale, "bias": bias, "y": y, **saved}, outputs | {"dz": dz})
-    inner = y
-    if y is None:
-        inner = p.scratch_like(dy)
-        if saved_mean is not None:
-            p.then("forward_inference_inv_variance", x, scale, bias, saved_mean, saved_inv_variance, inner, axis=axis)
-        else:
-            p.then("forward_training", x, scale, bias, inner, epsilon=epsilon, axis=axis)
-    gradient = p.scratch_like(dy) if dz is None else dz
-    elementwise.activation_backward(p, _limits(kind, low, high), inner, dy, gradient)
+    _note(p, {"x": x, "dy": dy, "scale": scale, "bias": bias, **saved}, outputs)
+    inner, gradient = p.scratch_like(dy), p.scratch_like(dy)
+    if saved_mean is not None:
+        p.then("forward_inference_inv_variance", x, scale, bias, saved_mean, saved_inv_variance, inner, axis=axis)
+    else:
+        p.then("forward_training", x, scale, bias, inner, epsilon=epsilon, axis=axis)
+    elementwise.activation_backward(p, limits, inner, dy, gradient)
     p.then(
         "backward", x, gradient, scale, **outputs, epsilon=epsilon, axis=axis, **saved,
         alpha=alpha, beta=beta, alpha_param=alpha_param, beta_param=beta_param,
@@ -91,23 +81,17 @@ def activated_backward(
 
 
 @operation("x y", RECIPES)
-def activation(p: Program, x: Any, y: Any, *, limits: elementwise.Limits, workspace: Any = None) -> None:
+def activation(p: Program, x: Any, y: Any, *, limits: Limits, workspace: Any = None) -> None:
     """``y = act(x)``."""
     _note(p, {"x": x}, {"y": y})
     elementwise.activation(p, limits, x, y)
 
 
 @operation("x dy dx", RECIPES)
-def activation_backward(
-    p: Program, x: Any, dy: Any, dx: Any, *, limits: elementwise.Limits, workspace: Any = None
-) -> None:
+def activation_backward(p: Program, x: Any, dy: Any, dx: Any, *, limits: Limits, workspace: Any = None) -> None:
     """``dx = act'(x) * dy``."""
     _note(p, {"x": x, "dy": dy}, {"dx": dx})
     elementwise.activation_backward(p, limits, x, dy, dx)
-
-
-def _limits(kind: int, low: float, high: float) -> elementwise.Limits:
-    return elementwise.RELU if kind == Activation.RELU else (low, high, 0.0)
 
 
 def _note(p: Program, read: dict[str, Any], written: dict[str, Any]) -> None:
