@@ -156,10 +156,8 @@ def batch_normalization_forward_inference(
            [ 1. , 14.5]], dtype=float32)
     """
     call = _Call(x, is_for_conv2d, cudnn_mode, False, d_layout)
-    names = {"running_mean": "mean", "running_variance": "var", "scale": "gamma", "bias": "beta"}
-    arrays = {"gamma": gamma, "beta": beta, "mean": mean, "var": var}
-    given = {theirs: call.vector(array, theirs) for theirs, array in arrays.items()}
-    vectors = {ours: given[theirs] for ours, theirs in names.items()}
+    vectors = {"scale": call.vector(gamma, "gamma"), "bias": call.vector(beta, "beta")}
+    vectors |= {"running_mean": call.vector(mean, "mean"), "running_variance": call.vector(var, "var")}
     return call.result(call.run(functional.batch_norm_inference, call.data(x, "x"), **vectors, epsilon=eps))
 
 
@@ -200,8 +198,7 @@ def batch_normalization_backward(
         raise ArgumentTypeError("reserve_space", reserve_space, "None, as forward here returns it")
     call = _Call(x, is_for_conv2d, cudnn_mode, debug, d_layout)
     data = call.data(x, "x"), call.data(gy, "gy")
-    vectors = {"gamma": gamma, "mean": mean, "inv_std": inv_std}
-    given = [call.vector(array, name) for name, array in vectors.items()]
+    given = [call.vector(array, name) for name, array in (("gamma", gamma), ("mean", mean), ("inv_std", inv_std))]
     gx, *sums = call.run(functional.batch_norm_backward, *data, *given, epsilon=eps)
     ggamma, gbeta = (one.reshape(gamma.shape).astype(gamma.dtype, copy=False) for one in sums)
     return call.result(gx), ggamma, gbeta

@@ -600,7 +600,16 @@ class Graph(_Refusing, graph.Graph):
 
     def from_json(self, handle: Any = None, json_string: Any = None) -> Error:  # type: ignore[override]
         """``from_json(json_string)``, or ``from_json(handle, json_string)``, which builds the operation graph too."""
-        return self._restored(handle, json_string)
+        if json_string is None:  # by position it comes first
+            handle, json_string = None, handle
+
+        def call() -> None:
+            graph.Graph.from_json(self, json_string)
+            if handle is not None:
+                graph.Graph.validate(self)
+                graph.Graph.build_operation_graph(self, handle)
+
+        return _returned(call)
 
     def to_binary(self) -> bytes:
         """`to_json` as bytes."""
@@ -608,7 +617,7 @@ class Graph(_Refusing, graph.Graph):
 
     def from_binary(self, handle: Any = None, data: Any = None) -> Error:
         """``from_binary(data)``, or ``from_binary(handle, data)``: as `from_json`."""
-        return self._restored(handle, data)
+        return self.from_json(handle, data)
 
     def to_compiled_plan_binary(self) -> bytes:
         """Do as `to_binary`, for a graph that is built."""
@@ -619,18 +628,6 @@ class Graph(_Refusing, graph.Graph):
         """A graph that is built, from what `to_compiled_plan_binary` gave."""
         wrong = self.from_binary(data)
         return self.build(handle) if wrong.is_good() else wrong
-
-    def _restored(self, handle: Any, text: Any) -> Error:
-        if text is None:  # by position it comes first
-            handle, text = None, handle
-
-        def call() -> None:
-            graph.Graph.from_json(self, text)
-            if handle is not None:
-                graph.Graph.validate(self)
-                graph.Graph.build_operation_graph(self, handle)
-
-        return _returned(call)
 
     # -------- engines: each backend is one
 

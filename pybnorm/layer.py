@@ -184,7 +184,10 @@ class Info:
         for name in sorted(values.keys() - names):
             raise ArgumentError(name, "a field of the JSON", "the fields of Info only: " + ", ".join(names))
         for name, enumeration in (("mode", Mode), ("format", Layout), ("data_type", DataType)):
-            values[name] = _named(enumeration, values[name], name)
+            word = values[name]
+            if type(word) is not str or word not in enumeration.__members__:
+                raise ArgumentError(name, word, "one of " + ", ".join(enumeration.__members__))
+            values[name] = enumeration[word]
         kind, dims = _arguments.derived_data_type(values["data_type"]), _arguments.dims(values["dims"])
         return cls(**values | {name: _decoded(name, values[name], kind, dims) for name in STATISTICS})
 
@@ -247,13 +250,6 @@ def _numbered(enumeration: Any, value: object, argument: str) -> Any:
     if type(value) is int and value in (members := {int(member): member for member in enumeration}):
         return members[value]
     raise ArgumentError(argument, value, "one of " + ", ".join(f"{int(m)} ({m.name})" for m in enumeration))
-
-
-def _named(enumeration: Any, value: object, argument: str) -> Any:
-    try:
-        return enumeration[value]
-    except (KeyError, TypeError):
-        raise ArgumentError(argument, value, "one of " + ", ".join(enumeration.__members__)) from None
 
 
 def _encoded(array: npt.NDArray[Any]) -> str:
@@ -321,7 +317,7 @@ class BatchNorm:
             raise ClosedError("handle")
         self._handle = handle
         self._mode = _arguments.mode(mode)
-        self._epsilon = _arguments.epsilon(epsilon)
+        added = _arguments.epsilon(epsilon)
         self._factor = _arguments.factor(exponential_average_factor)
         variance = _arguments.scalar(initial_running_variance, "initial_running_variance", DataType.FLOAT32)
         if variance < 0:
@@ -333,7 +329,7 @@ class BatchNorm:
         self._device = device
         # The vendor's entry point, unless that has defects: another algorithm may have none.
         algorithm = "auto" if defects._of_library(handle.library) else None
-        self._options: dict[str, Any] = {"mode": self._mode, "algorithm": algorithm}
+        self._options: dict[str, Any] = {"mode": self._mode, "algorithm": algorithm, "epsilon": added}
         self._derived: TensorDescriptor | None = None
         self._state: dict[str, Any] = {}  # Buffer by name
         self._has_saved = False
@@ -452,9 +448,7 @@ class BatchNorm:
         self._allocate(derived, dict.fromkeys(STATISTICS, zeros) | {"running_variance": variance})
 
     def _allocate(self, derived: TensorDescriptor, values: dict[str, npt.NDArray[Any]]) -> None:
-        device = self._device
-        library = self._handle.library
-        backend = self._handle.backend
+        device, library, backend = self._device, self._handle.library, self._handle.backend
         if device is None and library.device_type != CPU:
             allowed = f"a device of pybnorm.devices for backend {backend}, on whose stream the handle works"
             raise ArgumentError("device", None, allowed)
@@ -551,7 +545,7 @@ class BatchNorm:
         0
         """
         self._need_staged()
-        return self._handle.workspace_size(operation, x_desc, **self._options | {"epsilon": self._epsilon} | options)
+        return self._handle.workspace_size(operation, x_desc, **self._options | options)
 
     def info(self) -> Info:
         """The whole state, copied to the host after all earlier calls have ended."""
@@ -559,17 +553,9 @@ class BatchNorm:
         device = self._device
         assert device is not None
         self._ordered(device)
-        return Info(
-            mode=self._mode,
-            format=derived.layout,
-            data_type=derived.dtype,
-            nan_policy=PROPAGATE_NAN,
-            dims=derived.dims,
-            strides=derived.strides,
-            epsilon=self._epsilon,
-            exponential_average_factor=self._factor,
-            **{name: device.to_numpy(self._state[name]) for name in STATISTICS},
-        )
+        described = derived.layout, derived.dtype, PROPAGATE_NAN, derived.dims, derived.strides
+        arrays = [device.to_numpy(self._state[name]) for name in STATISTICS]
+        return Info(self._mode, *described, self._options["epsilon"], self._factor, *arrays)
 
     def _need_staged(self) -> TensorDescriptor:
         if self._closed:
@@ -590,6 +576,10 @@ class BatchNorm:
             allowed = f"one with {derived.dtype.short} statistics, as staged"
             raise ArgumentTypeError("x", f"dtype {buffer.dtype.short}", allowed)
         return buffer
+
+    def _own(self, epsilon: float | None, **own: Any) -> dict[str, Any]:
+        """The options of a call: the layer's, and its own."""
+        return self._options | own | ({} if epsilon is None else {"epsilon": epsilon})
 
     # ------------------------------------------------------------ calls
 
@@ -613,14 +603,12 @@ class BatchNorm:
             As in `Handle.forward_training`.
         """
         data = self._data(x)
-        factor = self._factor
-        if exponential_average_factor is not None:
-            factor = _arguments.factor(exponential_average_factor)
-        added = self._epsilon if epsilon is None else _arguments.epsilon(epsilon)
-        own: dict[str, Any] = {"exponential_average_factor": factor, "epsilon": added, "workspace": workspace}
-        own |= {"alpha": alpha, "beta": beta, "unbiased": unbiased}
-        self._handle.forward_training(data, scale, bias, y, **self._options, **self._state, **own)
-        self._epsilon, self._factor, self._has_saved = added, factor, True
+        given = exponential_average_factor
+        factor = self._factor if given is None else _arguments.factor(given)
+        own = self._own(epsilon, exponential_average_factor=factor, alpha=alpha, beta=beta, unbiased=unbiased)
+        own["epsilon"] = _arguments.epsilon(own["epsilon"])
+        self._handle.forward_training(data, scale, bias, y, **self._state, **own, workspace=workspace)
+        self._options["epsilon"], self._factor, self._has_saved = own["epsilon"], factor, True
 
     def forward_inference(
         self, x: Any, scale: Any, bias: Any, y: Any, *, epsilon: float | None = None, alpha: float = 1.0,
@@ -649,10 +637,8 @@ class BatchNorm:
         """
         data = self._data(x)
         mean, variance = self._state["running_mean"], self._state["running_variance"]
-        own: dict[str, Any] = {"epsilon": self._epsilon if epsilon is None else epsilon, "alpha": alpha, "beta": beta}
-        self._handle.forward_inference(
-            data, scale, bias, mean, variance, y, **self._options, **own, workspace=workspace
-        )
+        own = self._own(epsilon, alpha=alpha, beta=beta, workspace=workspace)
+        self._handle.forward_inference(data, scale, bias, mean, variance, y, **own)
 
     def backward(
         self, x: Any, dy: Any, scale: Any, dx: Any, dscale: Any, dbias: Any, *, epsilon: float | None = None,
@@ -681,9 +667,8 @@ class BatchNorm:
         if not self._has_saved:
             raise ArgumentError("layer", "a layer without saved statistics", "a forward_training before backward")
         saved = {name: self._state[name] for name in ("saved_mean", "saved_inv_variance")}
-        own = self._options | {"epsilon": self._epsilon if epsilon is None else epsilon, "workspace": workspace}
-        own |= {"alpha": alpha, "beta": beta, "alpha_param": alpha_param, "beta_param": beta_param}
-        self._handle.backward(data, dy, scale, dx, dscale, dbias, **own, **saved)
+        own = self._own(epsilon, alpha=alpha, beta=beta, alpha_param=alpha_param, beta_param=beta_param)
+        self._handle.backward(data, dy, scale, dx, dscale, dbias, **own, **saved, workspace=workspace)
 
     backward_prop = backward
 

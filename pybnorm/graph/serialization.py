@@ -12,22 +12,19 @@ from pybnorm.graph.attributes import TensorAttributes
 from pybnorm.graph.validation import _CLIPS, _FORMS, _MISSING, _Node, _with_uids
 
 _WORDS = {  # of a data type and of a value of it
+    None: ("unset", ""),
     DataType.FLOAT32: ("float", "Float32Value"),
     DataType.FLOAT16: ("half", "Float16Value"),
     DataType.BFLOAT16: ("bfloat16", "BFloat16Value"),
     DataType.FLOAT64: ("double", "Float64Value"),
 }
-_TYPES = {word: dtype for dtype, (word, _) in _WORDS.items()} | {"unset": None, "not_set": None}
+_TYPES = {word: dtype for dtype, (word, _) in _WORDS.items()} | {"not_set": None}
 _DEFAULTS = ("compute", "intermediate", "io")
 _UNUSED = ("axis_tensor_uid", "in_2_tensor_uid", "swish_beta", "elu_alpha", "softplus_beta")
 
 
 _KINDS = {form.attributes.__name__: kind for kind, form in _FORMS.items()}
 _OPTIONAL = {*_MISSING, "in_1", "next_running_mean", "next_running_variance"}
-
-
-def _word(dtype: DataType | None) -> str:
-    return "unset" if dtype is None else _WORDS[dtype][0]
 
 
 def to_json(name: str, dtypes: Sequence[DataType | None], nodes: Sequence[_Node]) -> str:
@@ -39,7 +36,7 @@ def to_json(name: str, dtypes: Sequence[DataType | None], nodes: Sequence[_Node]
     return json.dumps(
         {
             "name": name,
-            **{f"{of}_data_type": _word(dtype) for of, dtype in zip(_DEFAULTS, dtypes, strict=True)},
+            **{f"{of}_data_type": _WORDS[dtype][0] for of, dtype in zip(_DEFAULTS, dtypes, strict=True)},
             "tensors": [_tensor_out(t) for t in _with_uids(nodes)],
             "nodes": [_node_out(node) for node in nodes],
         },
@@ -48,21 +45,17 @@ def to_json(name: str, dtypes: Sequence[DataType | None], nodes: Sequence[_Node]
 
 
 def _tensor_out(tensor: TensorAttributes) -> dict[str, Any]:
-    value = tensor.get_value()
+    dtype, value = tensor.get_data_type(), tensor.get_value()
     made = {
         "uid": tensor.get_uid(),
         "name": tensor.get_name(),
-        "data_type": _word(tensor.get_data_type()),
+        "data_type": _WORDS[dtype][0],
         "dims": tensor.get_dim(),
         "strides": tensor.get_stride(),
         "virtual": tensor.get_is_virtual(),
         "is_runtime_pass_by_value": False,
     }
-    if value is None:
-        return made
-    dtype = tensor.get_data_type()
-    assert dtype is not None
-    return {**made, "value_type": _WORDS[dtype][1], "value": value}
+    return made if value is None else {**made, "value_type": _WORDS[dtype][1], "value": value}
 
 
 def _node_out(node: _Node) -> dict[str, Any]:
@@ -83,7 +76,7 @@ def _node_out(node: _Node) -> dict[str, Any]:
     return {
         "name": node.name,
         "type": form.attributes.__name__,
-        "compute_data_type": _word(node.attributes.get_compute_data_type()),
+        "compute_data_type": _WORDS[node.attributes.get_compute_data_type()][0],
         "inputs": inputs,
         "outputs": uids(form.outputs),
     }
