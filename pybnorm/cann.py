@@ -167,15 +167,14 @@ def _run(handle: Handle, workspace: Any, recipe: Recipe, values: tuple[Any, ...]
 def _unmasked(recipe: Recipe, values: tuple[Any, ...]) -> tuple[Any, ...]:
     """The values without arrays that a mask leaves out: nothing looks at them."""
     off = {mask for mask, value in zip(recipe.names, values, strict=True) if value is False}
-    if not off.intersection(_MASKS.values()):
-        return values
     return tuple([None if _MASKS.get(n) in off else value for n, value in zip(recipe.names, values, strict=True)])
 
 
-def _phases(one: Callable[_P, None], cann: str) -> tuple[Callable[_P, tuple[int, Executor]], _Second]:
+def _phases(one: Callable[_P, None]) -> tuple[Callable[_P, tuple[int, Executor]], _Second]:
     """The two phases of a function that also exists as one call."""
     recipe = _RECIPES[one.__name__]
     name = f"batch_norm_{recipe.name}"
+    cann = name.title().replace("_", "")
 
     def checked(handle: Handle, values: tuple[Any, ...]) -> tuple[int, Executor]:
         with _status(recipe):
@@ -315,9 +314,7 @@ def reduce_backward(
     c.finish()
 
 
-batch_norm_reduce_backward_get_workspace_size, batch_norm_reduce_backward = _phases(
-    reduce_backward, "BatchNormReduceBackward"
-)
+batch_norm_reduce_backward_get_workspace_size, batch_norm_reduce_backward = _phases(reduce_backward)
 
 
 @operation("input mean invstd", _RECIPES, _run)
@@ -362,7 +359,7 @@ def stats(p: Program, input: Any, eps: float, mean: Any, invstd: Any, *, workspa
     c.finish()
 
 
-batch_norm_stats_get_workspace_size, batch_norm_stats = _phases(stats, "BatchNormStats")
+batch_norm_stats_get_workspace_size, batch_norm_stats = _phases(stats)
 
 
 @operation("input mean invstd running_mean running_var mean_all invstd_all", _RECIPES, _run)
@@ -444,7 +441,7 @@ def gather_stats_with_counts(
 
 
 batch_norm_gather_stats_with_counts_get_workspace_size, batch_norm_gather_stats_with_counts = _phases(
-    gather_stats_with_counts, "BatchNormGatherStatsWithCounts"
+    gather_stats_with_counts
 )
 
 
@@ -490,7 +487,7 @@ def elemt(
     c.finish()
 
 
-batch_norm_elemt_get_workspace_size, batch_norm_elemt = _phases(elemt, "BatchNormElemt")
+batch_norm_elemt_get_workspace_size, batch_norm_elemt = _phases(elemt)
 
 
 @operation("grad_out input mean invstd weight sum_dy sum_dy_xmu grad_input", _RECIPES, _run)
@@ -548,9 +545,7 @@ def elemt_backward(
     c.finish()
 
 
-batch_norm_elemt_backward_get_workspace_size, batch_norm_elemt_backward = _phases(
-    elemt_backward, "BatchNormElemtBackward"
-)
+batch_norm_elemt_backward_get_workspace_size, batch_norm_elemt_backward = _phases(elemt_backward)
 
 
 # ---------------------------------------------------------------- rules

@@ -50,9 +50,7 @@ class _Named:
 
     def set_name(self: _Self, name: str) -> _Self:
         """Set the name that errors and messages use."""
-        if not issubclass(type(name), str):
-            raise ArgumentTypeError("name", name, "a string")
-        self._name = name
+        self._name = _arguments.text(name, "name")
         return self
 
     def get_name(self) -> str:
@@ -197,9 +195,8 @@ class TensorAttributes(_Named):
     def set_is_pass_by_value(self, is_pass_by_value: bool) -> TensorAttributes:
         """False only: a scalar's value is part of the graph, by `set_value`; the variant pack has none."""
         if _arguments.boolean(is_pass_by_value, "is_pass_by_value"):
-            raise ArgumentError(
-                "is_pass_by_value", True, "False; set_value makes a scalar, whose value the graph keeps"
-            )
+            allowed = "False; set_value makes a scalar, whose value the graph keeps"
+            raise ArgumentError("is_pass_by_value", True, allowed)
         return self.clear_value()
 
     def __repr__(self) -> str:
@@ -232,8 +229,7 @@ def _data_type(value: object, argument: str) -> DataType:
 
 
 def _tensor(value: object, argument: str) -> TensorAttributes:
-    if not issubclass(type(value), TensorAttributes):
-        raise ArgumentTypeError(argument, value, "a TensorAttributes")
+    _arguments.instance(value, TensorAttributes, argument, "a TensorAttributes")
     return value  # type: ignore[return-value]
 
 

@@ -141,66 +141,39 @@ def _dtype_of(tensor: TensorAttributes) -> DataType:
     return dtype
 
 
-def _data_rules(node: _Node, role: str, low: int = 2) -> tuple[int, ...]:
-    """Check the dims and strides of an input; returns the dims."""
-    tensor, where = node.inputs[role], f"{role} of {node.name}"
-    dims = tuple(tensor.get_dim())
-    if not low <= len(dims) <= 8:
-        raise ArgumentError(where, f"dim {dims}", f"rank {low} to 8")
-    if not tensor.get_stride():
-        raise ArgumentError(where, "no strides", "strides, by set_stride")
-    _arguments.strides(tensor.get_stride(), dims, f"stride of {where}")
-    return dims
-
-
-def _same_dims(node: _Node, role: str, dims: tuple[int, ...], other: str) -> None:
-    tensor = {**node.inputs, **node.outputs}[role]
-    if tuple(tensor.get_dim()) != dims:
-        raise ArgumentError(f"{role} of {node.name}", f"dim {tuple(tensor.get_dim())}", f"{dims}, as {other}")
-
-
-def _inferred(node: _Node, role: str, dims: tuple[int, ...], strides: Sequence[int], other: str) -> None:
-    """Infer what an output does not set; what it sets must agree with `other`."""
-    tensor = node.outputs[role]
-    if not tensor.get_dim():
-        tensor.set_dim(dims)
-    _same_dims(node, role, dims, other)
-    if not tensor.get_stride():
-        tensor.set_stride(strides)
-    _arguments.strides(tensor.get_stride(), dims, f"stride of {role} of {node.name}")
-
-
-def _parameter_rules(node: _Node, channels: int, rank: int) -> None:
-    """Check parameters and statistics, which have one element for each channel."""
-    for role, tensor in node.tensors():
-        if role in _DATA_ROLES:
-            continue
-        where = f"{role} of {node.name}"
-        if role in node.outputs and not tensor.get_dim():
-            tensor.set_dim([channels if axis == 1 else 1 for axis in range(rank)])
-        dims = tuple(tensor.get_dim())
-        if len(dims) < 2 or dims[1] != channels or any(d != 1 for d in (dims[0], *dims[2:])):
-            raise ArgumentError(where, f"dim {dims}", f"(1, {channels}, 1...), one element for each channel")
-        if not tensor.get_stride():
-            tensor.set_stride([1 if axis == 1 else channels for axis in range(len(dims))])
-        strides = _arguments.strides(tensor.get_stride(), dims, f"stride of {where}")
-        if channels > 1 and strides[1] != 1:
-            raise ArgumentError(where, f"stride {strides}", "1 between channels")
-
-
 def _scalar_of(node: _Node, role: str) -> float:
     value = node.scalars[role].get_value()
     return _arguments.epsilon(value) if role == "epsilon" else _arguments.factor(value, role)
 
 
+def _shape_rules(node: _Node) -> tuple[int, ...]:
+    """Check dims and strides, and infer what outputs and parameters do not set; returns the dims of the data."""
+    base = "x" if "x" in node.inputs else "in_0"
+    dims, steps = tuple(node.inputs[base].get_dim()), node.inputs[base].get_stride()
+    if not 2 <= len(dims) <= 8:
+        raise ArgumentError(f"{base} of {node.name}", f"dim {dims}", "rank 2 to 8")
+    for role, tensor in node.tensors():
+        where, is_data = f"{role} of {node.name}", role in _DATA_ROLES
+        if role in node.outputs and not tensor.get_dim():
+            tensor.set_dim(dims if is_data else [size if axis == 1 else 1 for axis, size in enumerate(dims)])
+        own = tuple(tensor.get_dim())
+        if is_data and own != dims:
+            raise ArgumentError(where, f"dim {own}", f"{dims}, as {base}: nothing is broadcast")
+        if not is_data and (len(own) < 2 or own[1] != dims[1] or math.prod(own) != dims[1]):
+            raise ArgumentError(where, f"dim {own}", f"(1, {dims[1]}, 1...), one element for each channel")
+        if role in node.inputs and is_data and not tensor.get_stride():
+            raise ArgumentError(where, "no strides", "strides, by set_stride")
+        if not tensor.get_stride():
+            tensor.set_stride(steps if is_data else [1 if axis == 1 else dims[1] for axis in range(len(own))])
+        strides = _arguments.strides(tensor.get_stride(), own, f"stride of {where}")
+        if not is_data and dims[1] > 1 and strides[1] != 1:
+            raise ArgumentError(where, f"stride {strides}", "1 between channels")
+    return dims
+
+
 def _batchnorm_rules(node: _Node) -> None:
     """Training, inference and backward."""
-    dims = _data_rules(node, "x")
-    if "dy" in node.inputs:
-        _data_rules(node, "dy")
-        _same_dims(node, "dy", dims, "x")
-    _inferred(node, "dx" if "dx" in node.outputs else "y", dims, node.inputs["x"].get_stride(), "x")
-    _parameter_rules(node, dims[1], len(dims))
+    dims = _shape_rules(node)
     if node.kind in _TRAINED:
         if math.prod(dims) == dims[1]:
             raise ArgumentError(f"x of {node.name}", f"dim {dims}", "more than one element for each channel")
@@ -222,11 +195,7 @@ def _pointwise_rules(node: _Node) -> None:
     lower, upper, _ = node.clips
     if not lower < upper:
         raise ArgumentError(f"relu_upper_clip of {node.name}", upper, f"above the lower clip, {lower}")
-    dims = _data_rules(node, "in_0")
-    for role in list(node.inputs)[1:]:
-        _data_rules(node, role)
-        _same_dims(node, role, dims, "in_0; nothing is broadcast")
-    _inferred(node, "out_0", dims, node.inputs["in_0"].get_stride(), "in_0")
+    _shape_rules(node)
 
 
 # ---------------------------------------------------------------- the graph
