@@ -108,16 +108,15 @@ class Executor:
             if self._call is None:
                 allowed = f"a new one: an executor is for one execution ({_INVALID})"
                 raise ArgumentError("executor", f"an executor of {function} that has been used", allowed)
-            handle, previous = self._call.handle, None
-            memory = self._memory(handle, workspace, workspace_size)
+            handle = self._call.handle
+            memory, previous = self._memory(handle, workspace, workspace_size), handle.stream
             if stream is not None:
-                previous = handle.stream
                 handle.set_stream(stream)
             call, self._call = self._call, None
             try:
                 call.execute(memory if self.workspace_size else None)
             finally:
-                if previous is not None:
+                if stream is not None:
                     handle.set_stream(previous)
 
     def _memory(self, handle: Handle, workspace: Any, workspace_size: Any) -> tuple[int, int]:
@@ -293,12 +292,10 @@ def reduce_backward(
     given = {"input_g": input_g, "weight_g": weight_g, "bias_g": bias_g}
     masks = {name: _arguments.boolean(value, name) for name, value in given.items()}
     wanted = {"sum_dy": sum_dy, "sum_dy_xmu": sum_dy_xmu, "grad_weight": grad_weight, "grad_bias": grad_bias}
-    names = {"grad_weight": "dscale", "grad_bias": "dbias"}
-    results = {
-        names.get(name, name): c.vector(name, array, x, output=True, why=f"{_MASKS[name]} is True")
-        for name, array in wanted.items()
-        if masks[_MASKS[name]]
-    }
+    names, results = {"grad_weight": "dscale", "grad_bias": "dbias"}, {}
+    for name, array in wanted.items():
+        if masks[_MASKS[name]]:
+            results[names.get(name, name)] = c.vector(name, array, x, output=True, why=f"{_MASKS[name]} is True")
     scaled = []
     if _arguments.boolean(averages, "averages") and 0 not in x.dims:
         for name in [n for n in ("sum_dy", "sum_dy_xmu") if n in results]:

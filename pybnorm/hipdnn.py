@@ -28,14 +28,7 @@ import numpy as np
 
 import pybnorm
 from pybnorm import _arguments, devices, enums, graph
-from pybnorm.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    LibraryError,
-    PybnormError,
-    UnsupportedError,
-    VendorError,
-)
+from pybnorm.errors import ArgumentError, ArgumentTypeError, LibraryError, PybnormError, UnsupportedError, VendorError
 from pybnorm.graph import (
     BatchnormAttributes,
     BatchnormBackwardAttributes,

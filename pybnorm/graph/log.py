@@ -14,13 +14,9 @@ _log = logging.getLogger("pybnorm.graph")
 logging.getLogger("pybnorm").addHandler(logging.NullHandler())  # silent by default
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
-_LEVELS = {
-    "off": logging.CRITICAL + 1,
-    "info": logging.INFO,
-    "warn": logging.WARNING,
-    "error": logging.ERROR,
-    "fatal": logging.CRITICAL,  # hipDNN's words, of which nothing here logs this one
-}
+_LEVELS = {"off": logging.CRITICAL + 1} | {
+    word: logging.getLevelName(word.upper()) for word in ("info", "warn", "error", "fatal")
+}  # hipDNN's words; nothing here logs a fatal message
 
 
 def _logged(method: _Method) -> _Method:
