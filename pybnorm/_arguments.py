@@ -84,9 +84,9 @@ class Region(NamedTuple):
 # ---------------------------------------------------------------- scalars and words
 
 
-def mode(value: object) -> Mode:
+def mode(value: object, argument: str = "mode") -> Mode:
     """A `Mode` from itself, its number or a word."""
-    return _member(_MODES, value, "mode")
+    return _member(_MODES, value, argument)
 
 
 def operation(value: object) -> Operation:

@@ -555,7 +555,7 @@ def _run(operation: Operation, given: dict[str, Any]) -> None:
         if name not in given or (name == "bn_bias" and operation == Operation.BACKWARD and not act):
             continue
         described = shared if shared is not None and name not in _DATA else operand.descriptor
-        absent = operand.optional and _is_null(given[name])
+        absent = operand.optional and (given[name] is None or _arguments.index(given[name]) == 0)
         found[name] = None if absent else _buffer(handle, name, given[name], described, given[described])
         if name == "x":
             act, limits = _activation(given.get("activ_desc"), _need(found[name]))
@@ -614,12 +614,6 @@ def _call(
         activated.activated_forward(handle, limits=limits, training=training, **options, **arrays)
 
 
-def _is_null(value: Any) -> bool:
-    return value is None or (
-        issubclass(type(value), numbers.Integral) and not issubclass(type(value), bool) and value == 0
-    )
-
-
 def _buffer(handle: Handle, name: str, value: Any, desc_name: str, descriptor: TensorDescriptor) -> Buffer:
     """The array or address that an argument is, as its descriptor says that it lies."""
     _arguments.instance(descriptor, TensorDescriptor, desc_name, "a TensorDescriptor")
@@ -635,23 +629,17 @@ def _buffer(handle: Handle, name: str, value: Any, desc_name: str, descriptor: T
     buffer = handle.buffer(value, name)
     if buffer.dtype != descriptor.dtype:
         raise ArgumentTypeError(name, f"dtype {buffer.dtype.short}", f"{descriptor.dtype.short}, as {desc_name} says")
-    if _steps(buffer.dims, buffer.strides) != _steps(descriptor.dims, descriptor.strides):
+    lies, said = ([(d, s) for d, s in zip(a.dims, a.strides, strict=True) if d != 1] for a in (buffer, descriptor))
+    if lies != said:
         allowed = f"dims {descriptor.dims} with strides {descriptor.strides}, as {desc_name} says"
         given = f"dims {buffer.dims} with strides {buffer.strides}"
         raise ArgumentError(name, given, f"{allowed}; axes of length 1 may be left out")
     return buffer._replace(dims=descriptor.dims, strides=descriptor.strides)
 
 
-def _steps(dims: tuple[int, ...], strides: tuple[int, ...]) -> list[tuple[int, int]]:
-    return [(d, s) for d, s in zip(dims, strides, strict=True) if d != 1]
-
-
 def _mode_of(bn_mode: object) -> Mode:
     """One of MIOpen's two modes."""
-    try:
-        mode = _arguments.mode(bn_mode)
-    except ArgumentError as error:
-        raise type(error)("bn_mode", error.value, error.allowed) from error
+    mode = _arguments.mode(bn_mode, "bn_mode")
     if mode == Mode.SPATIAL_PERSISTENT:
         raise ArgumentError("bn_mode", mode, "Mode.PER_ACTIVATION or Mode.SPATIAL, MIOpen's two modes")
     return mode

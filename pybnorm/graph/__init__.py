@@ -76,7 +76,7 @@ from pybnorm.graph.attributes import (
     _member,
 )
 from pybnorm.graph.description import _Description
-from pybnorm.graph.log import _configure_logging, _log, _logged
+from pybnorm.graph.log import _configure_logging, _log, _staged
 from pybnorm.graph.lowering import _STAGES, _Exchange, _Lowering, _Step
 from pybnorm.graph.validation import _dtype_of, _peers, _Record, _tensors, _validated, _with_uids
 from pybnorm.operations.program import Prepared, region, unsupported
@@ -193,7 +193,7 @@ class Graph(_Description):
 
     # -------- validate
 
-    @_logged
+    @_staged(0, 1)
     def validate(self) -> None:
         """Check the graph, and infer the shapes, strides and data types of outputs."""
         self._stage = 0
@@ -201,7 +201,6 @@ class Graph(_Description):
         for node in self._nodes:
             if _peers([node]) and self._communicator is None:
                 raise ArgumentError(f"peer_stats of {node.name}", "tensors", "none without set_communicator")
-        self._stage = 1
         _log.info("%s: validated: %s", self._label(), ", ".join(f"{n.name} ({n.kind})" for n in self._nodes))
 
     # -------- build
@@ -211,7 +210,7 @@ class Graph(_Description):
             allowed = f"one that is {_STAGES[stage]} before {method}; build(handle) does all stages"
             raise ArgumentError("graph", f"one that is {_STAGES[self._stage]}", allowed)
 
-    @_logged
+    @_staged(1, 2)
     def build_operation_graph(self, handle: Handle) -> None:
         """Fix the graph for a backend: assign uids, and ignore later changes of its tensors.
 
@@ -220,7 +219,6 @@ class Graph(_Description):
         handle : Handle
             Any handle of the backend that will execute the graph.
         """
-        self._require(1, "build_operation_graph")
         self._handle = handle = self._checked(handle)
         by_value = [t for t in _with_uids(self._nodes) if t.get_pass_by_value()]
         tensors, peers = _tensors(self._nodes), _peers(self._nodes)
@@ -230,13 +228,11 @@ class Graph(_Description):
         self._by_uid = {r.uid: r for r in self._records.values()}
         self._by_uid |= dict.fromkeys((t.get_uid() for t in by_value), None)
         self._peers = {*peers, *(t.get_uid() for t in peers)}
-        self._stage = 2
         _log.info("%s: %d tensors, %d nodes for %s", self._label(), len(tensors), len(self._nodes), handle.backend)
 
-    @_logged
+    @_staged(2, 3)
     def create_execution_plans(self, modes: Iterable[HeuristicMode | str] = (HeuristicMode.FALLBACK,)) -> None:
         """Choose the calls. There is one plan, whatever the modes."""
-        self._require(2, "create_execution_plans")
         allowed = "a sequence of " + ", ".join(f"HeuristicMode.{m.name}" for m in HeuristicMode)
         given: Any = (modes,) if issubclass(type(modes), (str, HeuristicMode)) else modes
         for mode in _arguments.items(given, "modes", allowed):
@@ -252,7 +248,6 @@ class Graph(_Description):
             raise unsupported(self._handle, "create_execution_plans", text)
         lowering.lower()
         self._steps, self._in_place = lowering.steps, lowering.in_place
-        self._stage = 3
         _log.info("%s: 1 plan: %s", self._label(), ", ".join(f"{s.node}: {s.function}" for s in self._steps))
 
     def get_execution_plan_count(self) -> int:
@@ -291,10 +286,9 @@ class Graph(_Description):
     def _plan(index: int) -> None:
         _arguments.integer(index, "index", 0, 0, "0: there is one plan")
 
-    @_logged
+    @_staged(3, 4)
     def check_support(self) -> None:
         """Check every call of the plan with the backend."""
-        self._require(3, "check_support")
         handle = self._checked(self._handle)
         self._programs = []
         for step in self._steps:
@@ -306,12 +300,10 @@ class Graph(_Description):
             for copied in program.copies:
                 _log.warning("%s: %s copies %s", self._label(), step.node, copied)
             _log.info("%s: %s: %s", self._label(), step.node, ", ".join(program.calls))
-        self._stage = 4
 
-    @_logged
+    @_staged(4, 5)
     def build_plans(self) -> None:
         """Lay out the workspace."""
-        self._require(4, "build_plans")
         used, self._virtual = 0, {}
         self._places = [step.places() for step in self._steps]
         for record in (r for places in self._places for r in places if r is not None and r.virtual):
@@ -322,7 +314,6 @@ class Graph(_Description):
         self._inner = used
         # 63 bytes more: the caller's memory may start anywhere, and everything in it is aligned to 64.
         self._workspace_size = used + inner + ALIGNMENT - 1 if used + inner else 0
-        self._stage = 5
         _log.info("%s: built, %d bytes of workspace", self._label(), self._workspace_size)
 
     def build(self, handle: Handle, modes: Iterable[HeuristicMode | str] = (HeuristicMode.FALLBACK,)) -> None:
@@ -333,15 +324,14 @@ class Graph(_Description):
         Graph.check_support(self)
         Graph.build_plans(self)
 
-    @_logged
+    @_staged(5)
     def get_workspace_size(self) -> int:
         """Bytes of workspace that execute needs: virtual tensors and what the calls ask for."""
-        self._require(5, "get_workspace_size")
         return self._workspace_size
 
     # -------- execute
 
-    @_logged
+    @_staged(5)
     def execute(
         self, handle: Handle, variant_pack: Mapping[int | TensorAttributes, Any], workspace: Any = None
     ) -> None:
@@ -358,7 +348,6 @@ class Graph(_Description):
         workspace : array or (int, int), optional
             At least `get_workspace_size` bytes on the handle's device: an array, or address and bytes.
         """
-        self._require(5, "execute")
         handle = self._checked(handle)
         if handle.backend != self._handle.backend:
             allowed = f"one of {self._handle.backend}, which the graph was built for"

@@ -19,18 +19,24 @@ _LEVELS = {"off": logging.CRITICAL + 1} | {
 }  # hipDNN's words; nothing here logs a fatal message
 
 
-def _logged(method: _Method) -> _Method:
-    """Log what a method raises."""
+def _staged(needed: int, reached: int | None = None) -> Callable[[_Method], _Method]:
+    """A method of a graph that needs one stage and reaches another; what it raises is logged."""
 
-    @functools.wraps(method)
-    def wrapper(self: Any, *arguments: Any, **options: Any) -> Any:
-        try:
-            return method(self, *arguments, **options)
-        except PybnormError as error:
-            _log.error("%s: %s: %s", self._label(), method.__name__, error)
-            raise
+    def decorate(method: _Method) -> _Method:
+        @functools.wraps(method)
+        def wrapper(self: Any, *arguments: Any, **options: Any) -> Any:
+            try:
+                self._require(needed, method.__name__)
+                result = method(self, *arguments, **options)
+            except PybnormError as error:
+                _log.error("%s: %s: %s", self._label(), method.__name__, error)
+                raise
+            self._stage = self._stage if reached is None else reached
+            return result
 
-    return wrapper  # type: ignore[return-value]
+        return wrapper  # type: ignore[return-value]
+
+    return decorate
 
 
 def _configure_logging() -> None:
