@@ -248,7 +248,7 @@ class Graph(_Description):
             raise unsupported(self._handle, "create_execution_plans", text)
         lowering.lower()
         self._steps, self._in_place = lowering.steps, lowering.in_place
-        _log.info("%s: 1 plan: %s", self._label(), ", ".join(f"{s.node}: {s.function}" for s in self._steps))
+        _log.info("%s: 1 plan: %s", self._label(), ", ".join(f"{s.node}: {s.recipe.name}" for s in self._steps))
 
     def get_execution_plan_count(self) -> int:
         """1, once create_execution_plans has been called."""
@@ -257,7 +257,7 @@ class Graph(_Description):
     def get_plan_name(self) -> str:
         """The backend and the operations of the plan, in order, such as ``"onednn: axpby, forward_training"``."""
         self._require(3, "get_plan_name")
-        return f"{self._handle.backend}: {', '.join(step.function for step in self._steps)}"
+        return f"{self._handle.backend}: {', '.join(step.recipe.name for step in self._steps)}"
 
     def get_plan_name_at_index(self, index: int) -> str:
         """`get_plan_name` of the plan 0, the only one."""
@@ -293,7 +293,7 @@ class Graph(_Description):
         self._programs = []
         for step in self._steps:
             try:
-                program = _Exchange(handle, self._communicator, step) if step.joined else step.checked(handle)
+                program = step.ready(handle, self._communicator)
             except UnsupportedError as error:
                 raise unsupported(handle, error.function, f"{step.node}: {error.text}") from error
             self._programs.append(program)
@@ -371,7 +371,7 @@ class Graph(_Description):
             # Never None if memory is needed: with None a CPU backend would use the handle's.
             scratch = (base + self._inner, program.nbytes) if program.nbytes else None
             addresses = (0 if record is None else places[record] for record in self._places[index])
-            program.execute(handle, step.function, (0, *addresses), scratch)
+            program.execute(handle, step.recipe.name, (0, *addresses), scratch)
         note_written([buffer for record, buffer in buffers.items() if record.output])
 
 

@@ -20,39 +20,33 @@ _STAGES = ("described", "validated", "operation graph built", "execution plans c
 _RELUS = (PointwiseMode.RELU_FWD, PointwiseMode.RELU_BWD)
 
 
+_ARRAYS = {
+    "forward": "x scale bias y running_mean running_variance saved_mean saved_inv_variance",
+    "backward": "x dy scale dx dscale dbias saved_mean saved_inv_variance",
+}
+_SYNCHRONIZED = {name: Recipe(name, getattr(SyncBatchNorm, name), arrays, {}) for name, arrays in _ARRAYS.items()}
+
+
 class _Step(NamedTuple):
-    """One call of `pybnorm.operations`, or if `joined` of `SyncBatchNorm`, with records in place of arrays."""
+    """One call of `pybnorm.operations` or `SyncBatchNorm`, with records in place of arrays."""
 
     node: str
-    function: str
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
-    joined: bool
-
-    @property
-    def recipe(self) -> Recipe:
-        """The operation's."""
-        return (RECIPES | activated.RECIPES)[self.function]
+    recipe: Recipe
+    values: tuple[Any, ...]
 
     def places(self) -> list[_Record | None]:
         """The tensor of each array argument; None for one that is not given."""
-        if self.joined:
-            return [of for of in (*self.arguments, *self.options.values()) if isinstance(of, _Record)]
-        values = self.recipe.bind(self.arguments, self.options)
-        return [value for value, name in zip(values, self.recipe.arrays, strict=True) if name is not None]
+        return [value for value, name in zip(self.values, self.recipe.arrays, strict=True) if name is not None]
 
-    def checked(self, handle: Handle) -> Prepared:
-        """The operation, checked and ready to run at any addresses."""
-        values = self.recipe.bind(*self.bound(lambda record: record.at(0, handle.library.device_type)))
-        return prepare(handle, self.recipe, values)[0]
+    def bound(self, made: Callable[[_Record], Any]) -> tuple[Any, ...]:
+        """The values, with what `made` makes of records."""
+        return tuple([made(value) if isinstance(value, _Record) else value for value in self.values])
 
-    def bound(self, made: Callable[[_Record], Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments, with what `made` makes of records."""
-
-        def filled(of: Any) -> Any:
-            return made(of) if isinstance(of, _Record) else of
-
-        return tuple(map(filled, self.arguments)), {name: filled(option) for name, option in self.options.items()}
+    def ready(self, handle: Handle, communicator: Any) -> Prepared | _Exchange:
+        """The call, checked and ready to run at any addresses."""
+        if self.recipe in _SYNCHRONIZED.values():
+            return _Exchange(handle, communicator, self)
+        return prepare(handle, self.recipe, self.bound(lambda r: r.at(0, handle.library.device_type)))[0]
 
 
 class _Lowering:
@@ -143,7 +137,8 @@ class _Lowering:
                 (self._training if node.kind == "batchnorm" else self._inference)(node, of, used, blend)
 
     def _then(self, node: _Node, function: str, *arguments: Any, joined: bool = False, **options: Any) -> None:
-        self.steps.append(_Step(node.name, function, arguments, options, joined))
+        recipe = _SYNCHRONIZED[function] if joined else (RECIPES | activated.RECIPES)[function]
+        self.steps.append(_Step(node.name, recipe, recipe.bind(arguments, options)))
 
     def _training(self, node: _Node, of: dict[str, _Record], used: set[str], blend: dict[str, Any]) -> None:
         options: dict[str, Any] = {"epsilon": _scalar_of(node, "epsilon"), **blend}
@@ -204,21 +199,21 @@ class _Exchange:
     copies = ()
 
     def __init__(self, handle: Handle, communicator: Any, step: _Step) -> None:
-        x: _Record = step.arguments[0]
+        x: _Record = step.values[0]
         self._handle, self._step = handle, step
         self._layer = SyncBatchNorm(handle, communicator, x.dims[1], x.dtype)
-        self.calls = (f"SyncBatchNorm.{step.function}",)
-        arguments, options = self._at([ALIGNMENT * i for i, _ in enumerate(step.places(), 1)])
-        self.nbytes = self._layer.workspace_size(step.function, *arguments, **options)
+        self.calls = (f"SyncBatchNorm.{step.recipe.name}",)
+        arguments = self._at([ALIGNMENT * i for i, _ in enumerate(step.places(), 1)])
+        self.nbytes = self._layer.workspace_size(step.recipe.name, **arguments)
 
-    def _at(self, addresses: Sequence[int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _at(self, addresses: Sequence[int]) -> dict[str, Any]:
         """The step's arguments, with its places at these addresses."""
         places = dict(zip(self._step.places(), addresses, strict=True))
-        return self._step.bound(lambda record: record.at(places[record], self._handle.library.device_type))
+        values = self._step.bound(lambda record: record.at(places[record], self._handle.library.device_type))
+        return dict(zip(self._step.recipe.names, values, strict=True))
 
     def execute(self, handle: Handle, _function: str, addresses: tuple[int, ...], scratch: Any) -> None:
         """Run it; `addresses` has the workspace's, which is not used, then one for each of the step's places."""
         if handle is not self._handle:
             raise ArgumentError("handle", "another", "the one that the graph was built with, as its peer_stats need")
-        arguments, options = self._at(addresses[1:])
-        getattr(self._layer, self._step.function)(*arguments, workspace=scratch, **options)
+        self._step.recipe.make(self._layer, **self._at(addresses[1:]), workspace=scratch)
