@@ -353,14 +353,22 @@ class Graph(_Description):
             allowed = f"one of {self._handle.backend}, which the graph was built for"
             raise ArgumentError("handle", f"one of backend {handle.backend}", allowed)
         _arguments.instance(variant_pack, Mapping, "variant_pack", "a mapping from uids to arrays or addresses")
-        pack = {key: memory for key, memory in variant_pack.items() if key not in self._peers}
+        pack = variant_pack
+        if self._peers:
+            pack = {key: memory for key, memory in variant_pack.items() if key not in self._peers}
         buffers = _bound(handle, pack, self._records, self._by_uid)
         address, size = handle.memory(workspace)
         if size < self._workspace_size:
             allowed = f"at least {self._workspace_size} bytes on the handle's device"
             raise WorkspaceError("workspace", f"{size} bytes", allowed)
         same = {i: prev for i, prev, after in self._in_place if buffers[prev].pointer == buffers[after].pointer}
-        _check_overlaps(buffers, set(same.values()), (address, self._workspace_size))
+        regions: dict[bool, list[_arguments.Region]] = {True: [], False: []}
+        for record, buffer in buffers.items():
+            if record not in same.values():  # else it is updated in place
+                regions[record.output].append(region(f"{record.name} (uid {record.uid})", buffer))
+        if self._workspace_size:
+            regions[True].append(_arguments.Region("workspace", address, (self._workspace_size,), (1,), 1))
+        _arguments.disjoint(regions[True], regions[False])
         base = _rounded(address)
         places = {record: buffer.pointer for record, buffer in buffers.items()}
         places |= {record: base + offset for record, offset in self._virtual.items()}
@@ -418,20 +426,6 @@ def _bound(
 
 def _listed(records: list[_Record]) -> str:
     return ", ".join(f"{r.uid} ({r.name})" for r in records)
-
-
-def _check_overlaps(buffers: dict[_Record, Buffer], shared: set[_Record], workspace: tuple[int, int]) -> None:
-    """Refuse outputs that overlap anything else. Tensors in `shared` are updated in place."""
-    outputs: list[_arguments.Region] = []
-    inputs: list[_arguments.Region] = []
-    for record, buffer in buffers.items():
-        if record in shared:
-            continue
-        (outputs if record.output else inputs).append(region(f"{record.name} (uid {record.uid})", buffer))
-    address, nbytes = workspace
-    if nbytes:
-        outputs.append(_arguments.Region("workspace", address, (nbytes,), (1,), 1))
-    _arguments.disjoint(outputs, inputs)
 
 
 def _memory_of(handle: Handle, record: _Record, value: Any, where: str) -> Buffer:
