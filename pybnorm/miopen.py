@@ -596,7 +596,8 @@ def _call(
     options = {"epsilon": 1e-5, **options}  # which inference by an inverse standard deviation has none of
     axis, derived = _arguments.kept_axes(len(x.dims), mode), _arguments.derived_data_type(x.dtype)
     uniform = all(array is None or name in _DATA or array.dtype == derived for name, array in arrays.items())
-    fused = uniform and not {"previous_mean", "inv_variance"} & arrays.keys()
+    plain = not {"previous_mean", "inv_variance"} & arrays.keys()  # what vendors' entry points take
+    fused = uniform and plain
     if fused and act:
         layout = _arguments.layout_of(x.dims, x.strides)
         bits, _ = core.capability(handle.backend, operation, mode, x.dtype, layout, len(x.dims))
@@ -605,7 +606,7 @@ def _call(
         getattr(handle, operation.name.lower())(**arrays, mode=mode, **options, **act)
         return
     options["axis"] = axis
-    if not act and not {"previous_mean", "inv_variance"} & arrays.keys():
+    if plain and not act:
         getattr(operations, operation.name.lower())(handle, **arrays, **options)
     elif operation == Operation.BACKWARD and limits is not None:
         activated.activated_backward(handle, limits=limits, **options, **arrays)
@@ -655,8 +656,8 @@ def _activation(descriptor: object, x: Buffer) -> tuple[dict[str, Any], Limits |
     try:
         mode = ActivationMode(descriptor.mode)
     except ValueError:
-        allowed = "one of " + ", ".join(f"ActivationMode.{m.name}" for m in ActivationMode)
-        allowed += ": batch norm takes no other"
+        allowed = ", ".join(f"ActivationMode.{m.name}" for m in ActivationMode)
+        allowed = f"one of {allowed}: batch norm takes no other"
         raise ArgumentError("activ_desc", f"mode {descriptor.mode!r}", allowed) from None
     kind, names = _NEUTRAL[mode]
     bounds = dict(zip(names, (descriptor.alpha, descriptor.beta), strict=False))

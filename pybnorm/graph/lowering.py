@@ -18,13 +18,13 @@ from pybnorm.sync import SyncBatchNorm
 
 _STAGES = ("described", "validated", "operation graph built", "execution plans created", "support checked", "built")
 _RELUS = (PointwiseMode.RELU_FWD, PointwiseMode.RELU_BWD)
-
-
-_ARRAYS = {
-    "forward": "x scale bias y running_mean running_variance saved_mean saved_inv_variance",
-    "backward": "x dy scale dx dscale dbias saved_mean saved_inv_variance",
+_SAVED = "saved_mean saved_inv_variance"
+_SYNCHRONIZED = {  # in place of these operations
+    "forward_training": Recipe(
+        "forward", SyncBatchNorm.forward, f"x scale bias y running_mean running_variance {_SAVED}", {}
+    ),
+    "backward": Recipe("backward", SyncBatchNorm.backward, f"x dy scale dx dscale dbias {_SAVED}", {}),
 }
-_SYNCHRONIZED = {name: Recipe(name, getattr(SyncBatchNorm, name), arrays, {}) for name, arrays in _ARRAYS.items()}
 
 
 class _Step(NamedTuple):
@@ -136,7 +136,8 @@ class _Lowering:
                     self._then(node, "axpby", 1.0, self.records[other], 0.0, of["y"])
                 (self._training if node.kind == "batchnorm" else self._inference)(node, of, used, blend)
 
-    def _then(self, node: _Node, function: str, *arguments: Any, joined: bool = False, **options: Any) -> None:
+    def _then(self, node: _Node, function: str, *arguments: Any, **options: Any) -> None:
+        joined = function in _SYNCHRONIZED and node.attributes.get_peer_stats()
         recipe = _SYNCHRONIZED[function] if joined else (RECIPES | activated.RECIPES)[function]
         self.steps.append(_Step(node.name, recipe, recipe.bind(arguments, options)))
 
@@ -157,9 +158,7 @@ class _Lowering:
                 else:
                     self._then(node, "convert", prev, following)
                 options[name] = following
-        joined = bool(node.attributes.get_peer_stats())
-        function = "forward" if joined else "forward_training"
-        self._then(node, function, of["x"], of["scale"], of["bias"], of["y"], joined=joined, **options)
+        self._then(node, "forward_training", of["x"], of["scale"], of["bias"], of["y"], **options)
 
     def _inference(self, node: _Node, of: dict[str, _Record], _used: set[str], blend: dict[str, Any]) -> None:
         front = of["x"], of["scale"], of["bias"], of["mean"]
@@ -174,11 +173,10 @@ class _Lowering:
             options: dict[str, Any] = {"saved_mean": of["mean"], "saved_inv_variance": of["inv_variance"]}
         else:
             options = {"epsilon": _scalar_of(node, "epsilon")}
-        joined = bool(node.attributes.get_peer_stats())
-        if joined or not used:  # sync writes dx always
+        if node.attributes.get_peer_stats() or not used:  # sync writes dx always
             used = used | {"dx"}
         outputs = [of[role] if role in used else None for role in ("dx", "dscale", "dbias")]
-        self._then(node, "backward", of["x"], of["dy"], of["scale"], *outputs, joined=joined, **options)
+        self._then(node, "backward", of["x"], of["dy"], of["scale"], *outputs, **options)
 
     def _pointwise(self, node: _Node, arrays: list[_Record]) -> None:
         if node.mode == PointwiseMode.ADD:

@@ -21,8 +21,6 @@ _WORDS = {  # of a data type and of a value of it
 _TYPES = {word: dtype for dtype, (word, _) in _WORDS.items()} | {"not_set": None}
 _DEFAULTS = ("compute", "intermediate", "io")
 _UNUSED = ("axis_tensor_uid", "in_2_tensor_uid", "swish_beta", "elu_alpha", "softplus_beta")
-
-
 _KINDS = {form.attributes.__name__: kind for kind, form in _FORMS.items()}
 _OPTIONAL = {*_MISSING, "in_1", "next_running_mean", "next_running_variance"}
 
