@@ -157,7 +157,6 @@ class Graph(_Description):
         self._steps: list[_Step] = []
         self._in_place: list[tuple[int, _Record, _Record]] = []
         self._programs: list[Prepared | _Exchange] = []
-        self._places: list[list[_Record | None]] = []  # of each program's arrays
         self._virtual: dict[_Record, int] = {}  # their offsets in the workspace
         self._inner = 0
         self._workspace_size = 0
@@ -305,9 +304,8 @@ class Graph(_Description):
     def build_plans(self) -> None:
         """Lay out the workspace."""
         used, self._virtual = 0, {}
-        self._places = [step.places() for step in self._steps]
-        for record in (r for places in self._places for r in places if r is not None and r.virtual):
-            if record not in self._virtual:
+        for record in (r for step in self._steps for r in step.places):
+            if record is not None and record.virtual and record not in self._virtual:
                 self._virtual[record] = used
                 used += _rounded(_arguments.span(record.dims, record.strides) * record.dtype.itemsize)
         inner = max((program.nbytes for program in self._programs), default=0)
@@ -378,7 +376,7 @@ class Graph(_Description):
                 continue
             # Never None if memory is needed: with None a CPU backend would use the handle's.
             scratch = (base + self._inner, program.nbytes) if program.nbytes else None
-            addresses = (0 if record is None else places[record] for record in self._places[index])
+            addresses = (0 if record is None else places[record] for record in step.places)
             program.execute(handle, step.recipe.name, (0, *addresses), scratch)
         note_written([buffer for record, buffer in buffers.items() if record.output])
 

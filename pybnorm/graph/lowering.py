@@ -33,10 +33,8 @@ class _Step(NamedTuple):
     node: str
     recipe: Recipe
     values: tuple[Any, ...]
-
-    def places(self) -> list[_Record | None]:
-        """The tensor of each array argument; None for one that is not given."""
-        return [value for value, name in zip(self.values, self.recipe.arrays, strict=True) if name is not None]
+    places: list[_Record | None]
+    """The tensor of each array argument; None for one that is not given."""
 
     def bound(self, made: Callable[[_Record], Any]) -> tuple[Any, ...]:
         """The values, with what `made` makes of records."""
@@ -139,7 +137,9 @@ class _Lowering:
     def _then(self, node: _Node, function: str, *arguments: Any, **options: Any) -> None:
         joined = function in _SYNCHRONIZED and node.attributes.get_peer_stats()
         recipe = _SYNCHRONIZED[function] if joined else (RECIPES | activated.RECIPES)[function]
-        self.steps.append(_Step(node.name, recipe, recipe.bind(arguments, options)))
+        values = recipe.bind(arguments, options)
+        places = [value for value, name in zip(values, recipe.arrays, strict=True) if name is not None]
+        self.steps.append(_Step(node.name, recipe, values, places))
 
     def _training(self, node: _Node, of: dict[str, _Record], used: set[str], blend: dict[str, Any]) -> None:
         options: dict[str, Any] = {"epsilon": _scalar_of(node, "epsilon"), **blend}
@@ -201,12 +201,12 @@ class _Exchange:
         self._handle, self._step = handle, step
         self._layer = SyncBatchNorm(handle, communicator, x.dims[1], x.dtype)
         self.calls = (f"SyncBatchNorm.{step.recipe.name}",)
-        arguments = self._at([ALIGNMENT * i for i, _ in enumerate(step.places(), 1)])
+        arguments = self._at([ALIGNMENT * i for i, _ in enumerate(step.places, 1)])
         self.nbytes = self._layer.workspace_size(step.recipe.name, **arguments)
 
     def _at(self, addresses: Sequence[int]) -> dict[str, Any]:
         """The step's arguments, with its places at these addresses."""
-        places = dict(zip(self._step.places(), addresses, strict=True))
+        places = dict(zip(self._step.places, addresses, strict=True))
         values = self._step.bound(lambda record: record.at(places[record], self._handle.library.device_type))
         return dict(zip(self._step.recipe.names, values, strict=True))
 
