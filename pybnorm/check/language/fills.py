@@ -62,7 +62,6 @@ which recomputes them instead of reading them is found out.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 
@@ -327,29 +326,17 @@ class _Exact(_Dyadic):
         else:
             rows = result.reshape(len(result), self.channels, -1).transpose(1, 0, 2)
         kinds, counts = self._pattern(m)[:2]
-        ends = tuple(int(end) for end in np.cumsum(counts)[:-1])
-        stored = round_to(means + kinds, problem.dtype)
+        ends = np.cumsum(counts)[:-1]
         step = max(1, (CHUNK if self.judge is None else namespaces.BLOCK) // m)
 
         def make(first: int) -> None:
-            some = slice(first, min(first + step, self.channels))
-            count = some.stop - first
-            words = functools.partial(splitmix64, seed, STREAMS["order"], count * m, first * m, self.judge)
-            if self.judge is not None:
-                order = generator.order(words().reshape(count, m))
-                values: Array = self.judge.of(stored[some, -1:].astype(np.float64))
-                for end, kind in zip(ends[::-1], range(len(ends) - 1, -1, -1), strict=True):
-                    values = np.where(
-                        order < int(end), self.judge.of(stored[some, kind : kind + 1].astype(np.float64)), values
-                    )
-                rows[some] = round_to(values, problem.dtype).reshape(rows[some].shape)
-                return
-            if not first and count * m <= generator.SHARED:
-                level = generator.shared_levels(seed, STREAMS["order"], count, m, ends)
-            else:
-                level = generator.levels(words().reshape(count, m), ends)
-            level = level + np.arange(count)[:, None] * len(kinds)
-            rows[some] = np.take(stored[some], level, mode="clip").reshape(rows[some].shape)
+            some = means[first : first + step] + kinds
+            words = splitmix64(seed, STREAMS["order"], len(some) * m, first * m, self.judge)
+            order = generator.order(words.reshape(len(some), m))
+            values = some[:, -1:]
+            for kind, end in reversed(list(enumerate(ends))):
+                values = np.where(order < int(end), some[:, kind : kind + 1], values)
+            rows[first : first + step] = round_to(values, problem.dtype).reshape(rows[first : first + step].shape)
 
         self._each(make, range(0, self.channels, step), result.size)
 

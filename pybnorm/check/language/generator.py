@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +15,6 @@ CHUNK = 1 << 15
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 _RADIX = 1 << 11
-_LEVELS = 3
-"""Bits of a key that say which of a pattern's values an element has."""
 
 
 def splitmix64(
@@ -144,43 +141,3 @@ def order(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
             wrong = wrong[wrong % 2 == wrong[0] % 2]  # no element in two of the swaps
             into[wrong], into[wrong + 1] = into[wrong + 1], into[wrong]
     return order
-
-
-def levels(keys: npt.NDArray[np.uint64], ends: Sequence[int]) -> npt.NDArray[np.intp]:
-    """Say in which of the runs that end at `ends` lie the places that `order` gives, row by row.
-
-    The run of a place takes the last bits of its key, so that keys are carried along and no order. Where those bits
-    would decide, the order is asked after all.
-    """
-    count = keys.shape[1]
-    levels = np.zeros(count, np.uint64)
-    for end in ends:
-        levels[end:] += np.uint64(1)
-    marked = keys & ~np.uint64(_LEVELS)
-    marked |= levels
-    if count < _RADIX:
-        marked.sort(axis=1)
-        doubtful = (marked[:, 1:] ^ marked[:, :-1] <= np.uint64(_LEVELS)).any(axis=1)
-    else:
-        doubtful = np.zeros(len(marked), bool)
-        for i, row in enumerate(marked):
-            row[:] = row[np.argsort((row >> np.uint64(32)).astype(np.uint16), kind="stable")]
-            row[:] = row[np.argsort((row >> np.uint64(48)).astype(np.uint16), kind="stable")]
-            equal = np.flatnonzero((row[1:] ^ row[:-1]) >> np.uint64(32) == 0)  # in those bits: next to none
-            while (wrong := equal[row[equal] > row[equal + 1]]).size:
-                wrong = wrong[wrong % 2 == wrong[0] % 2]  # no element in two of the swaps
-                row[wrong], row[wrong + 1] = row[wrong + 1], row[wrong]
-            doubtful[i] = (row[equal] ^ row[equal + 1] <= np.uint64(_LEVELS)).any()
-    marked &= np.uint64(_LEVELS)
-    found: npt.NDArray[np.intp] = marked.astype(np.intp)
-    for k in np.flatnonzero(doubtful):
-        found[k] = np.searchsorted(ends, order(keys[k : k + 1])[0], side="right")
-    return found
-
-
-@functools.lru_cache(maxsize=32)
-def shared_levels(seed: int, stream: int, count: int, m: int, ends: tuple[int, ...]) -> npt.NDArray[np.intp]:
-    """`levels` of the first `count` statistics of m; not to be written."""
-    found = levels(splitmix64(seed, stream, count * m).reshape(count, m), ends)
-    found.flags.writeable = False
-    return found
