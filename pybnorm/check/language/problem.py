@@ -69,13 +69,17 @@ CHOICES = {
 
 _WITH_KAPPA = ("randn", "sqrteps")
 _MIXED = ("constant", "special", "level")
-_COMMON = (
-    *("fill", "data", "kappa", "magnitude", "scale", "alpha", "beta", "eps", "params", "algorithm", "inplace"),
-    *("activation", "low", "high", "residual", "misalign", "fence", "bitwise", "repeats", "streams", "seed"),
+_ORDER = (
+    *("fill", "data", "kappa", "magnitude", "scale", "alpha", "beta", "alpha_param", "beta_param"),
+    *("running", "unbiased", "old", "saved", "sign", "factor", "eps", "params", "algorithm", "inplace"),
+    *("activation", "low", "high", "residual", "inverse", "ranks", "misalign", "fence", "bitwise", "repeats"),
+    *("streams", "seed"),
 )
+"""Every option, in the order of a line."""
 _PLAIN = ("fill", "data", "kappa", "magnitude", "params", "misalign", "fence", "bitwise", "repeats", "streams", "seed")
 _BLENDED = (*_PLAIN, "scale", "alpha", "beta")
-OPTIONS: dict[str, tuple[str, ...]] = {
+_COMMON = (*_BLENDED, "eps", "algorithm", "inplace", "activation", "low", "high", "residual")
+_OPTIONS: dict[str, tuple[str, ...]] = {
     "train": (*_COMMON, "running", "unbiased", "old", "saved", "factor"),
     "infer": (*_COMMON, "inverse"),
     "backward": (*_COMMON, "alpha_param", "beta_param", "saved", "sign"),
@@ -87,20 +91,15 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "sync_train": (*_BLENDED, "running", "old", "factor", "eps", "ranks"),
     "sync_backward": (*_BLENDED, "sign", "ranks"),
 }
-"""Which options each operation has."""
+OPTIONS = {word: tuple(n for n in _ORDER if n in options) for word, options in _OPTIONS.items()}
+"""Which options each operation has, in the order of a line."""
+_NOT_OPTIONS = {word: tuple(n for n in _ORDER if n not in options) for word, options in OPTIONS.items()}
 
 FLAGS = ("running", "unbiased", "saved", "inplace", "residual", "bitwise", "inverse")
 """Options that are 0 or 1."""
 _RANGES = {"misalign": (0, 63), "repeats": (1, 1000), "streams": (1, 8), "ranks": (2, 8), "seed": (0, 2**64 - 1)}
 RANDOM = "random"
 """The seed of a line that draws one."""
-
-_ORDER = (
-    *("fill", "data", "kappa", "magnitude", "scale", "alpha", "beta", "alpha_param", "beta_param"),
-    *("running", "unbiased", "old", "saved", "sign", "factor", "eps", "params", "algorithm", "inplace"),
-    *("activation", "low", "high", "residual", "inverse", "ranks", "misalign", "fence", "bitwise", "repeats"),
-    *("streams", "seed"),
-)
 
 
 def _default_magnitude(fill: str, dtype: DataType) -> float:
@@ -382,7 +381,7 @@ class Problem:
 
     def _check_operation(self) -> None:
         allowed, derived = self.options, self._derived() | {"inverse": self.composed == "elemt"}
-        for name in _ordered(allowed)[1]:
+        for name in _NOT_OPTIONS[self.word]:
             value = getattr(self, name)
             if value not in (_DEFAULTS[name], derived.get(name)):
                 raise ArgumentError(name, value, f"for {self.word} only the options {', '.join(allowed)}")
@@ -516,7 +515,7 @@ class Problem:
         mode = next(word for word, mode in MODES.items() if mode == self.mode)
         tokens = [self.word, mode, self.dtype.short, layout, "x".join(map(str, self.dims))]
         derived = self._derived()
-        for name in _ordered(self.options)[0]:
+        for name in self.options:
             value = getattr(self, name)
             if name == "saved" and self.saves_variance:
                 tokens.append("saved=variance")
@@ -573,12 +572,6 @@ class Problem:
         if values.get("saved") == "variance":
             values |= {"saved": True, "saves_variance": True}
         return cls(**values)
-
-
-@functools.cache
-def _ordered(options: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """Put these options in the order of a line, and all others."""
-    return [name for name in _ORDER if name in options], [name for name in _ORDER if name not in options]
 
 
 _DEFAULTS = {f.name: f.default for f in dataclasses.fields(Problem)}
