@@ -11,7 +11,7 @@ from pybnorm.check.judging.bounds import Status  # noqa: E402
 from pybnorm.check.language.problem import Problem  # noqa: E402
 from pybnorm.check.run import aten, implementations  # noqa: E402
 from pybnorm.check.run.runner import run_case  # noqa: E402
-from pybnorm.check.run.session import _Implemented, open_session  # noqa: E402
+from pybnorm.check.run.session import Session, open_session  # noqa: E402
 from pybnorm.errors import ArgumentError  # noqa: E402
 
 NATIVE, GRADIENT = torch.ops.aten.native_batch_norm, torch.ops.aten.native_batch_norm_backward
@@ -21,7 +21,7 @@ SPATIAL = "spatial,f32,nchw,8x3x4x4,fill=randn"
 def session_of(device="cpu", **functions):
     module = types.SimpleNamespace(device=device, **functions)
     found = implementations.Implementation("aten:here", aten.Kernels(module, "here"))
-    return _Implemented("aten:here", found, devices.device_for(found.memory_type))
+    return Session("aten:here", found, devices.device_for(found.memory_type))
 
 
 def statuses(session, *words):

@@ -16,7 +16,7 @@ from pybnorm.check.language.problem import Problem
 from pybnorm.check.report.explain import explain_line
 from pybnorm.check.run.implementations import Implementation
 from pybnorm.check.run.runner import run_case
-from pybnorm.check.run.session import _Implemented, open_session
+from pybnorm.check.run.session import Session, open_session
 from pybnorm.errors import ArgumentError
 
 sys.path.append(str(Path(__file__).parents[2] / "examples" / "implementations"))
@@ -28,7 +28,7 @@ TRAIN = "train,spatial,f32,nchw,8x3x4x4"
 def declaring(kernel=OneLiner, **attributes):
     target = type("Declaring", (kernel,), attributes | {"name": "it"})()
     found = Implementation("here:it", target)
-    return _Implemented("here:it", found, devices.device_for(found.memory_type))
+    return Session("here:it", found, devices.device_for(found.memory_type))
 
 
 class Otherwise(OneLiner):

@@ -16,7 +16,6 @@ as planes, the first byte of every element, then the second: planes of exponents
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import functools
 import hashlib
@@ -27,7 +26,7 @@ import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -102,11 +101,10 @@ def write_outputs(folder: str | os.PathLike[str], backend: str, problem: Problem
         _files.replaced("--save", place / file, _OUTPUTS_KIND) as stream,
         zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
     ):
-        text = np.frombuffer(json.dumps(header).encode(), np.uint8)
-        # the header is stored as it is, so that the file's first bytes say what it is
-        named: list[tuple[str | zipfile.ZipInfo, Array]]
-        named = [(zipfile.ZipInfo("header.npy"), text), *((f"{name}.npy", m) for name, m in members.items())]
-        for title, member in named:
+        members = {"header": np.frombuffer(json.dumps(header).encode(), np.uint8)} | members
+        for name, member in members.items():
+            # the header is stored as it is, so that the file's first bytes say what it is
+            title = zipfile.ZipInfo("header.npy") if name == "header" else f"{name}.npy"
             with archive.open(title, "w", force_zip64=True) as target:
                 np.lib.format.write_array(target, member, allow_pickle=False)
     return f"{OUTPUTS}/{file}"
@@ -178,7 +176,6 @@ def _check_owner(header: Mapping[str, Any], backend: str, case: str) -> None:
 
 @contextlib.contextmanager
 def _opened(folder: str | os.PathLike[str], saved: str) -> Iterator[_files.Archive]:
-    """A file of outputs."""
     file, allowed = Path(folder) / saved, "a whole file of pybnorm check --save"
     if not _SAVED.fullmatch(saved):  # of another's journal: it may name any file
         raise ArgumentError("outputs", str(file), f"{allowed} (a run has no such file)")
@@ -206,10 +203,8 @@ def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         # a case as soon as it is read: as dicts they take several times their size
         zipped = file.suffix == ".zip"
-        text = (
-            _files.member(file, DOCUMENT, min(LARGEST, _UNPACKED)) if zipped else _files.read(file, LARGEST)
-        ).decode()
-        document = json.loads(text, object_hook=_case)
+        data = _files.member(file, DOCUMENT, min(LARGEST, _UNPACKED)) if zipped else _files.read(file, LARGEST)
+        document = json.loads(data.decode(), object_hook=_case)
         _check_schema(document, SCHEMA)
         _check_environment(document["environment"])
         results: dict[tuple[str, str], CaseResult] = {}
@@ -251,38 +246,30 @@ def _case(value: dict[str, Any]) -> Any:
 
 def _journal_document(folder: Path) -> dict[str, Any]:
     try:
-        lines, _ = _lines(folder / JOURNAL)
+        starts, results, _ = _lines(folder / JOURNAL)
     except OSError as error:
         raise ArgumentError("RUN", str(folder), f"a folder of check --save ({reason(error)})") from None
-    starts = [line for line in lines if isinstance(line, _Start)]
     if not starts:
         raise ArgumentError("RUN", str(folder), f"a {JOURNAL} with at least the line of its start")
     every = [info for start in starts for info in start.backends]
     ran = {info.backend for info in every if not info.problem}
     backends = {(i.backend, i.id): i for i in every if not (i.problem and i.backend in ran)}
-    cases = {(line.backend, line.case): line for line in lines if isinstance(line, CaseResult)}
-    return {
-        "environment": starts[-1].environment,
-        "backends": list(backends.values()),
-        "cases": list(cases.values()),
-        "complete": False,
-    }
+    cases = {(result.backend, result.case): result for result in results}
+    found = {"backends": list(backends.values()), "cases": list(cases.values())}
+    return {"environment": starts[-1].environment, **found, "complete": False}
 
 
 class Journal:
     """Finished cases of a run, on the disk as soon as they are finished.
 
-    A line is handed to the operating system whole before `append` returns, so it outlives a killed process; what a
-    kill left of a line is cut off when the next run opens the journal.
-
-    `folder` is made if it is not there. Raises ArgumentError: it cannot be written, holds a run and `resume` is false,
-    is in use by another process, or its journal is damaged before its last line.
+    What a kill left of a line is cut off when the next run opens the journal. `folder` is made if it is not there.
+    Raises ArgumentError: it cannot be written, holds a run and `resume` is false, is in use by another process, or its
+    journal is damaged before its last line.
     """
 
     def __init__(self, folder: str | os.PathLike[str], resume: bool = False) -> None:
         self.folder = Path(folder)
         self._finished: dict[tuple[str, str], CaseResult] = {}
-        self._starts: list[_Start] = []
         try:
             (self.folder / OUTPUTS).mkdir(parents=True, exist_ok=True)
             _files.check("--save", self.folder / DOCUMENT, _RUN_KIND)
@@ -290,9 +277,9 @@ class Journal:
             if journal.exists() and not (journal.is_file() and not journal.stat().st_size):
                 _files.check("--save", journal, _JOURNAL_KIND)  # an empty one is of a run that ended before it began
             self._stream: IO[bytes] = open(journal, "a+b", buffering=0)  # noqa: SIM115 (close())
+        except ArgumentError:
+            raise
         except (OSError, ValueError) as error:
-            if isinstance(error, ArgumentError):
-                raise
             raise ArgumentError("--save", str(folder), f"a folder that can be written ({reason(error)})") from None
         try:
             self._open(resume)
@@ -307,26 +294,22 @@ class Journal:
             raise ArgumentError("--save", str(self.folder), "a folder that no other run is writing to") from None
         except OSError:
             pass  # a file system without locks
-        lines, end = _lines(self.folder / JOURNAL)
-        if not resume and (lines or (self.folder / DOCUMENT).exists()):
-            raise ArgumentError(
-                "--save", str(self.folder), "a folder without a run, or --resume to go on with this one"
-            )
+        self._starts, results, end = _lines(self.folder / JOURNAL)
+        if not resume and (self._starts or results or (self.folder / DOCUMENT).exists()):
+            allowed = "a folder without a run, or --resume to go on with this one"
+            raise ArgumentError("--save", str(self.folder), allowed)
         self._stream.truncate(end)
-        for line in lines:
-            if isinstance(line, _Start):
-                self._starts.append(line)
-            elif line.status in AGAIN:
-                self._finished.pop((line.backend, line.case), None)
-            else:
-                self._finished[line.backend, line.case] = line
-        for key, line in list(self._finished.items()):
-            if line.saved and not whole(self.folder, line):
-                del self._finished[key]
-                file = self.folder / line.saved
-                with contextlib.suppress(OSError):
-                    if _SAVED.fullmatch(line.saved) and file.is_file() and not file.is_symlink():
-                        file.unlink()  # too little may be left to say what it is
+        last = {(result.backend, result.case): result for result in results}
+        for key, result in last.items():
+            if result.status in AGAIN:
+                continue
+            if not result.saved or whole(self.folder, result):
+                self._finished[key] = result
+                continue
+            file = self.folder / result.saved
+            with contextlib.suppress(OSError):
+                if _SAVED.fullmatch(result.saved) and file.is_file() and not file.is_symlink():
+                    file.unlink()  # too little may be left to say what it is
 
     def begin(self, backends: Iterable[BackendInfo]) -> None:
         """Note which libraries run, once they are known and before the first `append`.
@@ -381,8 +364,7 @@ class Journal:
         self.close()
 
 
-@dataclasses.dataclass
-class _Start:
+class _Start(NamedTuple):
     """A line that a run begins with."""
 
     environment: dict[str, Any]
@@ -396,24 +378,25 @@ def _check_environment(environment: Any) -> None:
         raise TypeError("its environment is not described by names")
 
 
-def _lines(file: Path) -> tuple[list[_Start | CaseResult], int]:
-    """Whole lines of a journal, and how many bytes they are; an unfinished last line is left out."""
+def _lines(file: Path) -> tuple[list[_Start], list[CaseResult], int]:
+    """Whole lines of a journal by kind, and how many bytes they are; an unfinished last line is left out."""
     data = _files.read(file, LARGEST)
     end = data.rfind(b"\n") + 1
-    lines: list[_Start | CaseResult] = []
+    starts: list[_Start] = []
+    results: list[CaseResult] = []
     for number, text in enumerate(data[:end].splitlines(), 1):
         try:
             line = json.loads(text)
             if "schema" in line:
                 _check_schema(line, JOURNAL_SCHEMA)
                 _check_environment(line["environment"])
-                lines.append(_Start(line["environment"], [from_json(BackendInfo, b) for b in line["backends"]]))
+                starts.append(_Start(line["environment"], [from_json(BackendInfo, b) for b in line["backends"]]))
             else:
-                lines.append(from_json(CaseResult, line))
+                results.append(from_json(CaseResult, line))
         except _DAMAGED as error:
             reason = f"a line of JSON, a start or a case ({type(error).__name__}: {error})"
             raise ArgumentError(f"{file}:{number}", text.decode(errors="replace"), reason) from None
-    return lines, end
+    return starts, results, end
 
 
 def _identities(infos: Iterable[BackendInfo]) -> dict[str, set[str]]:
@@ -434,6 +417,5 @@ def settings(environment: Mapping[str, Any]) -> str:
 
 def _same(folder: Path, what: str, before: str, now: str) -> None:
     if before != now:
-        raise ArgumentError(
-            "--resume", str(folder), f"the {what} that ran its finished cases: {before}; now it is {now}"
-        )
+        allowed = f"the {what} that ran its finished cases: {before}; now it is {now}"
+        raise ArgumentError("--resume", str(folder), allowed)

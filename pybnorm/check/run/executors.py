@@ -11,15 +11,8 @@ process    this process, without isolation or time-out
 dask       ``dask:ADDRESS`` the cluster of a scheduler, ``dask`` alone a cluster on this machine
 =========  ==========================================================================================================
 
-A dask worker that cannot run the library is named and gets no case of it. Workers of one host get a GPU each, unless
-their launcher gave each its own. What dask has of its own stays dask's: the seconds that a scheduler and its workers
-have to answer (``distributed.comm.timeouts.connect``), a worker that ends or is silent
-(``distributed.scheduler.worker-ttl``) and loses its cases to others, and a case that more than
-``distributed.scheduler.allowed-failures`` workers ended with, which is an ERROR and no verdict.
-
-A dask scheduler is trusted: what it sends is unpickled, so it and all who can connect to it can run code here. On a
-network that is not trusted, use TLS: ``dask:tls://HOST:8786``, with certificates from distributed's own configuration
-(``distributed.comm.tls`` in ``~/.config/dask``, or ``DASK_DISTRIBUTED__COMM__TLS__CA_FILE`` and so on).
+A dask worker that cannot run the library is named and gets no case of it. When a worker ends or is silent, and how
+often a case is tried again, dask's own settings say. What a scheduler sends is unpickled: it is trusted.
 """
 
 from __future__ import annotations

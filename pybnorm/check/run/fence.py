@@ -1,11 +1,8 @@
 """Memory of the CPU between pages without access: a read or write outside of an array is caught and named.
 
-The guards of `pybnorm.check.run.guarded` see a write beside an array, and a read that changes a result. A page without
-access sees every touch. A handler of the fault notes the address, opens the page for reading, later for writing, and
-lets the kernel go on, so that the process lives, and one run names all arrays that are left.
-
-Only with Linux: `mprotect`, and a handler that is told the address, through ctypes. The handler is Python code, which
-runs in whatever thread the fault is in and needs the interpreter; a vendor call is made without its lock.
+A handler of the fault notes the address, opens the page for reading, later for writing, and lets the kernel go on: one
+run names all arrays that are left. It is Python code (ctypes), which runs in whatever thread the fault is in and needs
+the interpreter's lock; a vendor call is made without it.
 """
 
 from __future__ import annotations

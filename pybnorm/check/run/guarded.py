@@ -5,15 +5,8 @@ dtype, so that a value from outside makes a result NaN; those of what is only wr
 prior start as NaN. After the call the guards, the inputs and the statistics that were not given to it must be
 unchanged.
 
-On the CPU the memory is filled, looked at and judged where it lies: a large case has no room, and no time, for copies
-that only carry bytes about.
-
-What is only read is not looked at value by value: of a small array the bytes are kept, of a large one, whose copy would
-be as large, a few numbers (`_mark`). The data of a large case are not there twice either: `pybnorm.check.language.data`
-makes them with room for the guards around them.
-
-With ``misalign`` every array starts so many elements behind an aligned address. With ``fence`` it lies against a page
-without access (`pybnorm.check.run.fence`), and the guard is on its other side only.
+A large case has no room, and no time, for copies: on the CPU the memory is filled, looked at and judged where it lies,
+data are made with room for the guards around them, and of what is only read a few numbers are kept (`_mark`).
 """
 
 from __future__ import annotations
@@ -141,7 +134,7 @@ class _Guarded:
     def read(self, session: Session) -> tuple[Array, bool]:
         """Values in logical order, and whether the guards are intact."""
         image, guard = self._image(session), self.guard
-        guarded = all(_is_all(part, guard) for part in self._outside(image))
+        guarded = all(bool((part == guard).all()) for part in self._outside(image))
         values = self._elements(image)
         if self.gaps:
             outside, word = image.copy(), np.dtype(f"i{self.word.itemsize}")
@@ -204,34 +197,22 @@ def _mark(image: Array) -> bytes:
     return sums.tobytes() + image[whole:].tobytes()
 
 
-def _is_all(part: Array, value: int) -> bool:
-    """Tell whether all bytes have that value."""
-    if isinstance(part, Foreign):
-        return bool((part == value).all())
-    return part.tobytes().count(value) == part.size
-
-
 def same_bits(one: Array, other: Array) -> bool:
     """Tell whether two arrays of one shape and dtype are equal to the bit, with little memory beside them."""
     if isinstance(one, Foreign):
         return one.same_bits(other)
-    if not one.size:
-        return True
     if one.nbytes <= _COPIED:
         return one.tobytes() == other.tobytes()
     word = np.dtype(f"u{one.dtype.itemsize}")
     one, other = one.view(word), other.view(word)
     if one.flags.c_contiguous and other.flags.c_contiguous:
         one, other = one.reshape(-1), other.reshape(-1)
-    step = max(1, CHUNK * len(one) // one.size) if one.ndim else 1
-    if not one.ndim:
-        return bool(one == other)
+    step = max(1, CHUNK * len(one) // one.size)
     return all(bool((one[i : i + step] == other[i : i + step]).all()) for i in range(0, len(one), step))
 
 
 def _upload(image: Array, session: Session) -> Buffer:
-    # devices copy floating-point arrays; these are bytes, copied as the narrowest of those types
-    return session.device.from_numpy(image.view(np.float16))
+    return session.device.from_numpy(image.view(np.float16))  # of the types that devices copy, the narrowest
 
 
 def _download(memory: Buffer, session: Session) -> Array:
@@ -242,9 +223,7 @@ def _workspace(session: Session, size: int) -> tuple[Buffer | None, Memory | Non
     if size == 0:
         return None, None
     memory = _upload(np.full(size + size % 2 + 2 * GUARD, PATTERN, np.uint8), session)
-    return memory, Memory(
-        memory.pointer + GUARD, size, memory.device_type, memory.device_id, memory.writable, memory.owner
-    )
+    return memory, Memory(memory.pointer + GUARD, size, *memory[4:])
 
 
 def execute(
@@ -313,6 +292,6 @@ def execute(
             kept[tensor.name] = array
     if workspace_memory is not None:
         after = _download(workspace_memory, session)
-        if not ((after[:GUARD] == PATTERN).all() and (after[-GUARD:] == PATTERN).all()):
+        if not (after[[*range(GUARD), *range(-GUARD, 0)]] == PATTERN).all():
             observed.damage.append("wrote outside of the workspace")
     return observed

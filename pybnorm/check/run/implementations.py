@@ -223,10 +223,8 @@ class Declarations:
             raise ArgumentError(f"{spec}.unbiased", self.unbiased, "True | False")
         self.saved = _choice(spec, target, "saved", _SAVED)
         self.minimum = getattr(target, "minimum", {})
-        known = isinstance(self.minimum, Mapping) and all(
-            name in _LEAST and isinstance(value, (int, float)) for name, value in self.minimum.items()
-        )
-        if not known:
+        pairs = self.minimum.items() if isinstance(self.minimum, Mapping) else [("", None)]
+        if not all(name in _LEAST and isinstance(value, (int, float)) for name, value in pairs):
             raise ArgumentError(f"{spec}.minimum", self.minimum, f"a mapping of numbers by {' | '.join(_LEAST)}")
 
     def _words(self, name: str, allowed: Collection[str]) -> tuple[str, ...] | None:
@@ -355,9 +353,9 @@ class Implementation:
         if self.in_place and not writable & {"y", "dx"}:
             text = f"{self.name}'s {method} does not take the array of its result, to write it in place"
             raise CallError(Status.UNSUPPORTED, text)
-        made = {n: self.framework.of(v) for n, v in arguments.items() if isinstance(v, Buffer)}
+        made = {n: self.framework.of(v) if isinstance(v, Buffer) else v for n, v in given.items()}
         try:
-            returned = function(**{name: made.get(name, value) for name, value in given.items()})
+            returned = function(**made)
             self.framework.synchronize()
         except Exception as error:
             raise _of_exception(error, self.path) from error
@@ -392,26 +390,21 @@ class Implementation:
 
     def _results(self, method: str, returned: Any, outputs: list[str], taken: Container[str]) -> dict[str, Any]:
         """The returned arrays by name; those that are missing must have been there to be written."""
-        if returned is None:
-            results: dict[str, Any] = {}
-        elif isinstance(returned, Mapping):
-            known = [t.name for t in _TENSORS[method] if t.written]
-            if wrong := [name for name in returned if name not in known]:
-                raise CallError(Status.FAIL, f"{method} returned {wrong[0]!r}, allowed: {' | '.join(known)}")
-            results = {name: value for name, value in returned.items() if name in outputs and value is not None}
-        else:
-            values = returned if isinstance(returned, (tuple, list)) else (returned,)
+        named = {} if returned is None else returned
+        if not isinstance(named, Mapping):
+            values = named if isinstance(named, (tuple, list)) else (named,)
             if len(values) != len(outputs):
-                raise CallError(
-                    Status.FAIL,
-                    f"{method} returned {len(values)} arrays without names, not {len(outputs)}: {', '.join(outputs)}",
-                )
-            results = {name: value for name, value in zip(outputs, values, strict=True) if value is not None}
+                text = f"{len(values)} arrays without names, not {len(outputs)}: {', '.join(outputs)}"
+                raise CallError(Status.FAIL, f"{method} returned {text}")
+            named = dict(zip(outputs, values, strict=True))
+        known = [t.name for t in _TENSORS[method] if t.written]
+        if wrong := [name for name in named if name not in known]:
+            raise CallError(Status.FAIL, f"{method} returned {wrong[0]!r}, allowed: {' | '.join(known)}")
+        results = {name: value for name, value in named.items() if name in outputs and value is not None}
         if missing := [name for name in outputs if name not in results and name not in taken]:
             what = "None" if returned is None else f"no {' and no '.join(missing)}"
-            raise CallError(
-                Status.FAIL, f"{method} returned {what}, and does not take {', '.join(missing)} to write in place"
-            )
+            text = f"{method} returned {what}, and does not take {', '.join(missing)} to write in place"
+            raise CallError(Status.FAIL, text)
         return results
 
     def _hold(self, method: str, results: Mapping[str, Any], given: list[int]) -> None:
@@ -450,26 +443,18 @@ def _of_exception(error: Exception, path: str) -> CallError:
     return CallError(Status.RAISED, text + where)
 
 
+_TYPES = {DataType.FLOAT64: "<f8", DataType.FLOAT32: "<f4", DataType.FLOAT16: "<f2", DataType.BFLOAT16: "<i2"}
+
+
 class _Memory:
     """An array interface on a buffer, which it keeps alive."""
 
-    def __init__(self, buffer: Buffer, typestr: str) -> None:
-        size = buffer.dtype.itemsize
-        interface = {
-            "shape": buffer.dims,
-            "typestr": typestr,
-            "data": (buffer.pointer, False),
-            "strides": tuple(s * size for s in buffer.strides),
-            "version": 3,
-        }
-        if buffer.device_type == CPU:
-            self.__array_interface__ = interface
-        else:
-            self.__cuda_array_interface__ = interface
+    def __init__(self, buffer: Buffer) -> None:
+        strides = tuple(s * buffer.dtype.itemsize for s in buffer.strides)
+        interface = {"shape": buffer.dims, "strides": strides, "typestr": _TYPES[buffer.dtype], "version": 3}
+        interface["data"] = buffer.pointer, False
+        setattr(self, f"__{'' if buffer.device_type == CPU else 'cuda_'}array_interface__", interface)
         self.owner = buffer.owner
-
-
-_TYPES = {DataType.FLOAT64: "<f8", DataType.FLOAT32: "<f4", DataType.FLOAT16: "<f2", DataType.BFLOAT16: "<i2"}
 
 
 class _Numpy:
@@ -481,7 +466,7 @@ class _Numpy:
 
     def of(self, buffer: Buffer) -> Any:
         """The array that a method is given."""
-        return np.asarray(_Memory(buffer, _TYPES[buffer.dtype])).view(numpy_dtype(buffer.dtype))
+        return np.asarray(_Memory(buffer)).view(numpy_dtype(buffer.dtype))
 
     def write(self, buffer: Buffer, value: Any) -> None:
         """Copy a returned array of the right shape and dtype."""
@@ -503,7 +488,7 @@ class _Torch(_Numpy):
             raise RuntimeError(f"PyTorch {self.torch.__version__} finds no {device} device")
 
     def of(self, buffer: Buffer) -> Any:
-        memory = _Memory(buffer, _TYPES[buffer.dtype])
+        memory = _Memory(buffer)
         if self.device == "cpu":
             tensor = self.torch.from_numpy(np.asarray(memory))
         else:
@@ -529,7 +514,7 @@ class _Cupy(_Numpy):
     def of(self, buffer: Buffer) -> Any:
         if buffer.dtype == DataType.BFLOAT16:
             raise CallError(Status.UNSUPPORTED, "CuPy has no bfloat16")
-        return self.cupy.asarray(_Memory(buffer, _TYPES[buffer.dtype]))
+        return self.cupy.asarray(_Memory(buffer))
 
     def address(self, value: Any) -> int:
         return int(value.data.ptr) if isinstance(value, self.cupy.ndarray) else 0

@@ -158,8 +158,11 @@ def make(session: Session, problem: Problem, buffers: Mapping[str, Any], workspa
     if problem.composed:
         _operation(session, method(problem), dict(buffers) | options(problem))
         return
-    if problem.inverse:
-        _from_inverse(session, problem, buffers)
+    if problem.inverse:  # the inverse standard deviation is in the place of the running variance
+        given: dict[str, Any] = {name: buffers[name] for name in ("x", "scale", "bias", "y")}
+        given |= {"mean": buffers["running_mean"], "inv_variance": buffers["running_variance"]}
+        given |= {"alpha": problem.alpha, "beta": problem.beta, "axis": axis(problem)}
+        _operation(session, "forward_inference_inv_variance", given)
         return
     if problem.activation and isinstance(handle, _core.Handle):
         if not problem.algorithm and (problem.residual or Capability.ACTIVATION not in session.capability(problem)):
@@ -184,14 +187,6 @@ def _allow_in_place(handle: Any, allowed: bool) -> None:
         handle.in_place = allowed
 
 
-def _from_inverse(session: Session, problem: Problem, buffers: Mapping[str, Any]) -> None:
-    """Inference from the inverse standard deviation, which is in the place of the running variance."""
-    given: dict[str, Any] = {name: buffers[name] for name in ("x", "scale", "bias", "y")}
-    given |= {"mean": buffers["running_mean"], "inv_variance": buffers["running_variance"]}
-    given |= {"alpha": problem.alpha, "beta": problem.beta, "axis": axis(problem)}
-    _operation(session, "forward_inference_inv_variance", given)
-
-
 def _operation(session: Session, name: str, given: Mapping[str, Any]) -> None:
     """The call of a function of `pybnorm.operations`."""
     handle = session.handle
@@ -210,10 +205,10 @@ def _planned(session: Session, problem: Problem, buffers: Mapping[str, Any]) -> 
     handle = session.handle
     chosen = {name: value for name, value in options(problem).items() if not name.startswith("activation_")}
     like = {name: buffers[name] for name in ("x", "y", "dy", "dx") if name in buffers}
-    if problem.operation == Operation.BACKWARD:
+    residual = buffers.get("dz", buffers.get("z"))
+    if "dz" in buffers:
         like.pop("y", None)
     flags = {name: getattr(problem, name) for name in STATED[problem.operation]}
-    residual = buffers["dz"] if problem.operation == Operation.BACKWARD else buffers["z"]
     plan = getattr(handle, f"plan_{METHODS[problem.operation]}")(**like, **chosen, **flags, z=residual)
     if plan.reserve_size:
         text = "the residual's gradient of this algorithm needs what forward left in its reserve space"

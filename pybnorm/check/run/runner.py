@@ -1,9 +1,7 @@
 """Runs a problem on a backend, in this process, and judges it.
 
-A case makes its call several times on equal inputs, each in fresh guarded memory (`pybnorm.check.run.guarded`). The
-results are judged (`pybnorm.check.judging.whole_call`). What a case's data could not show, another fill shows in one
-more call; where none does, the case is MISTRUSTED. `pybnorm.check.run.worker` runs cases in a process of its own,
-`pybnorm.check.run.executors` in many.
+A case makes its call several times on equal inputs, each in fresh guarded memory (`pybnorm.check.run.guarded`). What
+its data could not show, another fill shows in one more call; where none does, the case is MISTRUSTED.
 """
 
 from __future__ import annotations
@@ -117,8 +115,7 @@ def run_case(problem: Problem, session: Session, keep: str | None = None) -> Cas
     except Exception as error:
         named = "" if isinstance(error, CallError) else f"{type(error).__name__}: "
         result.status, result.message = classify(error), f"{named}{error}"
-        derived = _arguments.derived_data_type(problem.dtype)
-        if isinstance(error, errors.ArgumentError) and problem.parameter_dtype != derived:
+        if isinstance(error, ArgumentError) and problem.parameter_dtype != problem.default_params:
             result.status = Status.UNSUPPORTED  # refused by the package, before the library sees the call
     return result
 
@@ -140,7 +137,7 @@ def _judge_with_another_fill(
     for fill in _WITH_EPSILON if "eps" in blind else _FILLS:
         try:
             other = dataclasses.replace(problem, fill=fill, kappa=0.0, magnitude=None, data="")
-        except errors.ArgumentError:  # an option that this fill has not
+        except ArgumentError:  # an option that this fill has not
             continue
         made = generate(other, judge_on)
         if fill == problem.fill or set(blind) & set(blind_inputs(other, made)):
@@ -163,7 +160,7 @@ def _judge_with_another_fill(
 def _keep(result: CaseResult, folder: str, problem: Problem, outputs: Mapping[str, Array]) -> None:
     try:
         result.saved = archive.write_outputs(folder, result.backend, problem, outputs)
-    except (OSError, errors.ArgumentError) as error:  # not the library's fault
+    except (OSError, ArgumentError) as error:  # not the library's fault
         if result.status.good:
             result.status = Status.RESOURCE
         result.message = "; ".join(filter(None, [result.message, f"{NOT_KEPT}{reason(error)}"]))
@@ -206,7 +203,7 @@ def neighbour(problem: Problem, session: Session, first: dict[str, Array], damag
     if small is None:
         yield
         return
-    problem, own, returned = small, copy.copy(handle), dict(handle._returned)
+    problem, own, returned = small, copy.copy(handle), handle._returned
     own._returned = {}
     beside = dataclasses.replace(session, handle=own)
     inputs = generate(problem)
@@ -301,7 +298,7 @@ def classify(error: BaseException) -> Status:
     if isinstance(error, (errors.UnsupportedError, errors.NotSupportedError)):
         return Status.UNSUPPORTED
     # another backend's algorithm, or an activation that no plan has: a valid case that is not offered
-    if isinstance(error, errors.ArgumentError) and error.argument in ("algorithm", "activation"):
+    if isinstance(error, ArgumentError) and error.argument in ("algorithm", "activation"):
         return Status.UNSUPPORTED
     if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__:  # PyTorch's is none
         return Status.RESOURCE
@@ -310,33 +307,27 @@ def classify(error: BaseException) -> Status:
     return Status.FAIL if isinstance(error, errors.BackendError) else Status.ERROR
 
 
-_sessions: dict[tuple[Callable[[str], Session], str], Session] = {}  # of this process
+_sessions: list[Session] = []  # of this process
 
 
+@functools.cache
 def opened(opener: Callable[[str], Session], backend: str) -> Session:
     """The session of this process that `opener` makes for the first case."""
-    key = opener, backend
-    if key not in _sessions:
-        _sessions[key] = opener(backend)
-    return _sessions[key]
+    _sessions.append(opener(backend))
+    return _sessions[-1]
 
 
 def device_lost() -> bool:
     """Tell whether a call has left the device of one of this process's sessions unusable."""
-    return any(session.lost() for session in _sessions.values())
+    return any(session.lost() for session in _sessions)
 
 
 _build = functools.cache(file_digest)
 
 
 def run_line(opener: Callable[[str], Session], backend: str, case: str, keep: str | None = None) -> CaseResult:
-    """Run the problem of a line in this process, on a session that `opener` makes for the first one.
-
-    Recorded support is checked here, on the node. A case that is recorded as supported and is refused is FAIL; one that
-    is recorded as repeatable, or whose plan says so, and is not, NONDETERMINISTIC.
-    """
-    session = opened(opener, backend)
-    problem = Problem.parse(case)
+    """`run_case` of a line, on a session that `opener` makes for the first one; what is recorded of it must hold."""
+    session, problem = opened(opener, backend), Problem.parse(case)
     result = run_case(problem, session, keep)
     library = getattr(session.handle, "library", None)  # simulated kernels have none
     if library is not None:

@@ -16,8 +16,8 @@ from pybnorm.check.judging.results import BackendInfo, is_implementation
 from pybnorm.check.language.calls import METHODS, STATED, activation_options, options, workspace_options
 from pybnorm.check.language.calls import tensors as tensors_of
 from pybnorm.check.language.problem import Problem
-from pybnorm.check.run import implementations
 from pybnorm.check.run.environment import cpu_flags, variables
+from pybnorm.check.run.implementations import Implementation, load
 from pybnorm.enums import Capability
 
 
@@ -49,10 +49,12 @@ class Session:
 
     def claimed(self, problem: Problem) -> Problem:
         """The problem as it is run and judged here: of an implementation, by what it declares."""
-        return problem
+        return self.handle.claimed(problem) if isinstance(self.handle, Implementation) else problem
 
     def capability(self, problem: Problem) -> Capability:
-        """The backend's answer about the problem's combination."""
+        """The backend's answer about the problem's combination; nothing of an implementation."""
+        if isinstance(self.handle, Implementation):
+            return Capability(0)
         bits, _ = _core.capability(
             self.backend, problem.operation, problem.mode, problem.dtype, problem.layout, len(problem.dims)
         )
@@ -60,7 +62,8 @@ class Session:
 
     def workspace_size(self, problem: Problem) -> int:
         """Bytes of workspace that the call needs; 0 on the CPU, where the handle keeps its own."""
-        if self.device.device_type == CPU or problem.composed:  # of several calls, which have memory of their own
+        on_cpu = self.device.device_type == CPU
+        if on_cpu or isinstance(self.handle, Implementation) or problem.composed:  # calls with memory of their own
             return 0
         if problem.misalign and problem.algorithm:
             return int(self._plan(problem).workspace_size)
@@ -90,24 +93,11 @@ class Session:
         return make(**tensors, **({"algorithm": None} | options(problem)), **stated)
 
 
-class _Implemented(Session):
-    """An implementation and the memory that its arrays lie in."""
-
-    def claimed(self, problem: Problem) -> Problem:
-        return self.handle.claimed(problem)
-
-    def capability(self, problem: Problem) -> Capability:
-        return Capability(0)
-
-    def workspace_size(self, problem: Problem) -> int:
-        return 0
-
-
 def open_session(backend: str) -> Session:
     """A session on the real library of `backend` and its device, or on an implementation."""
     if is_implementation(backend):
-        found = implementations.load(backend)
-        return _Implemented(backend, found, devices.device_for(found.memory_type))
+        found = load(backend)
+        return Session(backend, found, devices.device_for(found.memory_type))
     library = _core.load(backend)
     device = devices.device_for(library.device_type)
     return Session(backend, _core.Handle(backend, stream=device.stream or None, known_defects="ignore"), device)
@@ -118,7 +108,7 @@ def describe(backend: str, session: Session | None = None) -> BackendInfo:
     info = BackendInfo(backend, label=label_of(backend))
     try:
         if is_implementation(backend):
-            found = implementations.load(backend)
+            found = load(backend)
             info.label, info.version, info.path, kind = found.name, found.version, found.path, found.device_type
             info.found_via, info.device = "--implementation", devices.device_for(kind).name
         else:

@@ -1,7 +1,6 @@
 """A process that holds one backend's library, so that a library that dies or hangs costs one case only.
 
-The process is started without :mod:`multiprocessing`, which cannot start children from its own daemons (as dask's
-workers are) and has no way to end a call that hangs. It gets functions and arguments, pickled, through a pipe.
+:mod:`multiprocessing` cannot start children from its own daemons (as dask's workers are) or end a call that hangs.
 """
 
 from __future__ import annotations
@@ -140,10 +139,9 @@ class Worker:
             error = TimeLimitError(f"not done after {timeout:g} s; the process was killed")
             error.seconds = timeout or 0.0  # outside of the arguments, so that it survives pickling
             raise error
-        if good:
-            return value
-        assert isinstance(value, Exception)
-        raise value
+        if isinstance(value, Exception) and not good:
+            raise value
+        return value
 
     def describe(self) -> BackendInfo:
         """`pybnorm.check.run.session.describe` in the process: even loading a library cannot take this one down."""
