@@ -78,10 +78,8 @@ def passing(problem: Problem, x: Array, values: Array, dy: Array | None = None) 
     One at a limit, or where dy is 0, only where there is no other. `values` are those before the activation.
     """
     last = np.zeros(x.shape, bool)
-    if problem.mode == Mode.PER_ACTIVATION:
-        last.reshape(x.shape[0], -1)[:, -1] = True
-    else:
-        last[:, -1] = True
+    rows = last.reshape(len(x), -1) if problem.mode == Mode.PER_ACTIVATION else last
+    rows[:, -1] = True
     between = inside(problem, values) > 0
     for way in (between if dy is None else between & (dy != 0), between, passes(problem, values)):
         if (found := np.flatnonzero(last & way)).size:

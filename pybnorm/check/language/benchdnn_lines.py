@@ -58,10 +58,8 @@ def read_benchdnn_lines(line: str) -> Several:
     if not commands.found:
         assert commands.first is not None
         raise commands.first
-    notes = []
-    if commands.ignored:
-        notes.append(f"not looked at, as no problem depends on it: --{', --'.join(sorted(commands.ignored))}")
-    return Several(tuple(commands.found), dict(commands.refused.most_common()), tuple(notes))
+    note = f"not looked at, as no problem depends on it: --{', --'.join(sorted(commands.ignored))}"
+    return Several(tuple(commands.found), dict(commands.refused.most_common()), (note,) * bool(commands.ignored))
 
 
 class _Commands:
@@ -173,12 +171,10 @@ def _descriptor(text: str) -> tuple[tuple[int, ...], float]:
     except ValueError:
         raise ArgumentError(TOOL, text, "a number after eps") from None
     sizes = {name: whole(size, TOOL, text) for name, size in found.items()}
-    spatial = [name for name in ("id", "ih", "iw") if name in sizes]
-    rank = {"id": 3, "ih": 2, "iw": 1}[spatial[0]] if spatial else 0
-    last, inner = 0, []
-    for name in ("id", "ih", "iw")[3 - rank :]:
-        last = sizes.get(name, last)  # a size that is left out is that before it
-        inner.append(last)
+    inner: list[int] = []
+    for name in ("id", "ih", "iw"):
+        if inner or name in sizes:
+            inner.append(sizes[name] if name in sizes else inner[-1])  # a size that is left out is that before it
     return (sizes.get("mb", _MB), sizes["ic"], *inner), epsilon
 
 
@@ -230,16 +226,15 @@ def _call(direction: str, flags: str) -> tuple[dict[str, Any], list[str]]:
     if "S" not in flags and not {"C", "H"} <= set(flags):
         notes.append("scale and shift are given, which the line has not both")
     values: dict[str, Any] = {"operation": Operation.FORWARD_TRAINING}
-    given = "G" in flags
     if direction.startswith("BWD"):
         values["operation"] = Operation.BACKWARD
-        if given:
+        if "G" in flags:
             values["composed"] = "frozen"
             if {"R", "A"} & set(flags):
                 raise ArgumentError(TOOL, f"--flags={flags}", "backward with G without R and A: frozen has no mask")
         if direction == "BWD_D":
             notes.append("the gradients of scale and shift are computed, which the line does not ask for")
-    elif given:
+    elif "G" in flags:
         values["operation"] = Operation.FORWARD_INFERENCE
     elif direction == "FWD_I":
         values |= {"running": False, "saved": False}

@@ -36,27 +36,24 @@ _PLAIN = ("always", "running", "saved")
 """Of the core's conditions, those of calls without an activation."""
 
 
-def _table(operation: Operation) -> tuple[Tensor, ...]:
-    """Read the core's table of an operation's tensors, with the fields that their values come from."""
-    return tuple(
-        Tensor(
-            row.name,
-            not row.vector,
-            row.written,
-            _WRITTEN.get(row.name, "") if row.written else _READ.get(row.name, row.name),
-            row.when,
-        )
+def _tensor(name: str, data: bool, written: bool, when: str) -> Tensor:
+    """A row of the core's table, with the field that its values come from."""
+    return Tensor(name, data, written, _WRITTEN.get(name, "") if written else _READ.get(name, name), when)
+
+
+EVERY = {
+    operation: tuple(
+        _tensor(row.name, not row.vector, row.written, row.when)
         for row in _core.tensors(operation)
         if row.when != "constant"  # of `frozen`
     )
-
-
-EVERY = {operation: _table(operation) for operation in METHODS}
+    for operation in METHODS
+}
 """Tensors of each operation."""
 TENSORS = {operation: tuple(t for t in rows if t.when in _PLAIN) for operation, rows in EVERY.items()}
 """Tensors of each operation without an activation, in the order of the method's arguments."""
-_KEYWORDS = {"epsilon": "eps"} | {name: name for name in ("alpha", "beta", "alpha_param", "beta_param")}
-_KEYWORDS |= {"exponential_average_factor": "factor"}
+_BLENDS = ("alpha", "beta", "alpha_param", "beta_param")
+_KEYWORDS = {"epsilon": "eps"} | {name: name for name in _BLENDS} | {"exponential_average_factor": "factor"}
 """Keywords of calls, with the field of a problem that has the value."""
 
 
@@ -120,19 +117,13 @@ COMPOSED = {
     )
 }
 """The call of each composed operation."""
-_WORKSPACE = ("mode", "alpha", "beta", "alpha_param", "beta_param", "epsilon", "running", "saved")
+_WORKSPACE = ("mode", *_BLENDS, "epsilon", "running", "saved")
 
 
 def tensors(problem: Problem) -> list[Tensor]:
     """The tensors that the call of `problem` is given."""
-    has = {
-        "always": True,
-        "running": problem.running,
-        "saved": problem.saved,
-        "residual": problem.residual,
-        "activation": bool(problem.activation),
-        "mask": problem.masked,
-    }
+    has = {"always": True, "running": problem.running, "saved": problem.saved, "residual": problem.residual}
+    has |= {"activation": bool(problem.activation), "mask": problem.masked}
     if problem.composed:
         return [tensor for tensor in COMPOSED[problem.composed].tensors if has[tensor.when]]
     found = [tensor for tensor in EVERY[problem.operation] if has[tensor.when]]

@@ -36,9 +36,6 @@ _ACTIVATED = np.array([0.25, -0.25, 0.125])
 _SHARES = np.array([0.5, -0.25, 0.75])
 
 
-# ---------------------------------------------------------------- inputs
-
-
 @dataclasses.dataclass
 class Inputs:
     """The inputs of a call, as stored, in logical N, C, spatial order; ``None`` where the operation has no such array.
@@ -91,11 +88,8 @@ def sums_are_exact(problem: Problem) -> bool:
     if problem.fill not in ("exact", "paired") or problem.epsilon != problem.default_epsilon:
         return False
     digits = 53 if problem.dtype == DataType.FLOAT64 else 24
-    largest = (
-        paired_size(problem)
-        if problem.fill == "paired"
-        else 2 * (float(np.abs(exact_means(problem)).max()) + reach(problem))
-    )
+    largest = 2 * (float(np.abs(exact_means(problem)).max()) + reach(problem))
+    largest = paired_size(problem) if problem.fill == "paired" else largest
     return problem.m * largest**2 < 2.0**digits
 
 
@@ -119,7 +113,9 @@ def generate(problem: Problem, judge: Namespace | None = None) -> Inputs:
         judge, (Namespace, type(None)), "judge", "a Namespace of pybnorm.check.run.judge_devices.chosen, or None"
     )
     if problem.fill == FILE:
-        return _placed(read(problem), judge)
+        inputs = read(problem)
+        data = {n: a for n, a in inputs.arrays().items() if n in ("x", "dy", "prior", "y", "z", "m2s")}
+        return dataclasses.replace(inputs, **{n: judge.of(a) for n, a in data.items()}) if judge else inputs
     fill = KINDS[problem.fill](problem)
     fill.judge = judge
     values: dict[str, Array] = {"scale": fill.scale()}
@@ -149,10 +145,8 @@ def generate(problem: Problem, judge: Namespace | None = None) -> Inputs:
     stored["x"] = fill.data("x")
     if operation == Operation.BACKWARD:
         stored["dy"] = fill.data("dy")
-    if problem.beta:
-        stored["prior"] = fill.data("prior")
-    else:
-        stored["prior"] = np.broadcast_to(np.array(np.nan, numpy_dtype(problem.dtype)), problem.dims)  # takes no memory
+    nothing = np.array(np.nan, numpy_dtype(problem.dtype))
+    stored["prior"] = fill.data("prior") if problem.beta else np.broadcast_to(nothing, problem.dims)
     if problem.composed == "gather_stats":
         _make_ranks(problem, stored, fill)
     if problem.residual and operation != Operation.BACKWARD:
@@ -193,10 +187,7 @@ def _make_ranks(problem: Problem, stored: dict[str, Array], fill: Kind) -> None:
 
 
 def surrounded(values: Array, steps: tuple[int, ...]) -> Array | None:
-    """A large array that `generate` made, with its room for guards, as bytes; None if it has none.
-
-    `steps` are strides in bytes; None, too, if it has others.
-    """
+    """A large array that `generate` made, with its room for guards, as bytes; None if it has none or other `steps`."""
     owner = values.base
     if type(owner) is not np.ndarray or values.strides != steps or not values.flags.c_contiguous:
         return None
@@ -262,28 +253,17 @@ def _check_names(problem: Problem, allowed: dict[str, Any], members: Collection[
         known = [(word, name) for word in unknown for name in _words.ARGUMENTS.get(word.lower(), ()) if name in missing]
         hints = [f"what is {word} there is {name} here" for word, name in known]
         left = [name for name in missing if name not in dict(known).values()]
-        for option, pair in (
-            ("running", ("running_mean", "running_variance")),
-            ("saved", ("saved_mean", "saved_inv_variance")),
-        ):
+        for option, second in (("running", "variance"), ("saved", "inv_variance")):
+            pair = f"{option}_mean", f"{option}_{second}"
             if set(pair) <= set(left) and option in problem.options:
                 hints.append(f"{option}=0 in the case is without {' and '.join(pair)}")
         hint = f" ({'; '.join(hints)})" if hints else ""
         raise ArgumentError("data", f"{problem.data} {what}", f"an archive with {needed} for {problem.word}{hint}")
 
 
-def _placed(inputs: Inputs, judge: Namespace | None) -> Inputs:
-    """Inputs with the data where `judge` has its arrays."""
-    if judge is None:
-        return inputs
-    data = ("x", "dy", "prior", "y", "z", "m2s")
-    return dataclasses.replace(inputs, **{n: judge.of(a) for n, a in inputs.arrays().items() if n in data})
-
-
 def _check_array(name: str, dims: tuple[int, ...], dtype: DataType, kind: np.dtype[Any], shape: Sequence[int]) -> None:
     """Raise where an array of a file is another than the line says, before it is unpacked."""
-    right = shape == dims if name in ("x", "dy", "y", "dx") else math.prod(shape) == math.prod(dims)
-    if not right:
+    if shape != dims if name in ("x", "dy", "y", "dx") else math.prod(shape) != math.prod(dims):
         text = "x".join(map(str, shape)) or "a number"
         raise ArgumentError(f"data: {name}", text, f"{'x'.join(map(str, dims))}, as the line says")
     if kind.kind not in "fiub" and not _are_bits(kind, dtype):

@@ -62,6 +62,7 @@ which recomputes them instead of reading them is found out.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -149,38 +150,25 @@ class Chunk:
         return splitmix64(self.problem.seed, STREAMS[self.name], self.count, self.first, self.judge)
 
     @property
-    def normal(self) -> npt.NDArray[np.float64]:
-        """A standard normal value per element; not to be written."""
-        if not self.first and self.count <= generator.SHARED:
-            return generator.shared_normal(self.problem.seed, STREAMS[self.name], self.count)
-        return normal(self.words)
-
-    @property
     def place(self) -> npt.NDArray[np.int64]:
         """Logical index of each element."""
         if self.judge is not None:
             return self.judge.arange(self.first, self.first + self.count, np.int64)
         return np.arange(self.first, self.first + self.count, dtype=np.int64)
 
-    @property
+    @functools.cached_property
     def channel(self) -> npt.NDArray[np.int64]:
         """Index of each element's statistic."""
         if self.judge is not None or self._inner == 1:
             return self.place // self._inner % self._channels
-        return np.repeat(*self._runs())
+        first, stop, inner = self.first, self.first + self.count, self._inner
+        runs = np.arange(first // inner, (stop - 1) // inner + 1)  # a division by element takes long
+        lengths = np.minimum((runs + 1) * inner, stop) - np.maximum(runs * inner, first)
+        return np.repeat(runs % self._channels, lengths)
 
     def of(self, parameter: Array) -> Array:
         """The value of each element's statistic, of all of them in a parameter's shape."""
-        if self.judge is not None or self._inner == 1:
-            return np.take(parameter, self.channel)
-        channels, lengths = self._runs()
-        return np.repeat(parameter.reshape(-1)[channels], lengths)
-
-    def _runs(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The statistics of neighbours, and how many there are of each: a division by element takes long."""
-        first, stop, inner = self.first, self.first + self.count, self._inner
-        runs = np.arange(first // inner, (stop - 1) // inner + 1)
-        return runs % self._channels, np.minimum((runs + 1) * inner, stop) - np.maximum(runs * inner, first)
+        return np.take(parameter, self.channel)
 
     @property
     def rank(self) -> npt.NDArray[np.int64]:
@@ -217,7 +205,7 @@ class _Fill:
 
     def data(self, name: str) -> Array:
         """The array x, dy or prior as stored."""
-        values = {"x": self.x, "dy": self.dy, "prior": self.prior, "z": self.prior}[name]
+        values = getattr(self, "prior" if name == "z" else name)
         result = self.empty()
         flat = result.reshape(-1)
         step = CHUNK if self.judge is None else namespaces.BLOCK
@@ -260,15 +248,6 @@ class _Fill:
         """Every second statistic, but not the last."""
         return ((self.index % 2 == 0) & (self.index != self.channels - 1)).reshape(self.parameters)
 
-    def x(self, chunk: Chunk) -> Array:
-        raise NotImplementedError
-
-    def dy(self, chunk: Chunk) -> Array:
-        raise NotImplementedError
-
-    def prior(self, chunk: Chunk) -> Array:
-        raise NotImplementedError
-
 
 class _Dyadic(_Fill):
     """Everything but x and the saved inverse standard deviation of the fills whose sums are exact."""
@@ -308,10 +287,7 @@ class _Exact(_Dyadic):
             return super().data(name)
         problem, result, first = self.problem, self.empty(), 0
         means = self.cycle(exact_means(problem)).reshape(-1, 1)
-        if problem.composed != "sync_train":
-            self._shuffle(result, means, problem.seed)
-            return result
-        for rank, images in enumerate(problem.shares):
+        for rank, images in enumerate(problem.shares if problem.composed == "sync_train" else problem.dims[:1]):
             if images:
                 own = means + _APART[rank % len(_APART)] * (means != 0)
                 self._shuffle(result[first : first + images], own, (problem.seed + (rank << 32)) % 2**64)
@@ -370,8 +346,11 @@ class _Paired(_Dyadic):
 
 
 class _Randn(_Fill):
+    deviation = 1.0
+    """Of x in units of `_SIGMAS`."""
+
     def _sigma(self) -> Array:
-        return self.cycle(_SIGMAS)
+        return self.cycle(_SIGMAS) * self.deviation
 
     def _offset(self) -> Array:
         """Mean in units of sigma."""
@@ -389,7 +368,7 @@ class _Randn(_Fill):
         return normal(chunk.words) + chunk.of(offset)
 
     def prior(self, chunk: Chunk) -> Array:
-        return chunk.normal
+        return normal(chunk.words)
 
     def scale(self) -> Array:
         words = self.words("scale", self.channels)
@@ -501,8 +480,7 @@ class _Level(_Constant):
 
 
 class _Relu(_Randn):
-    def _sigma(self) -> Array:
-        return super()._sigma() * _RELU_DEVIATION
+    deviation = _RELU_DEVIATION
 
     def _offset(self) -> Array:
         return np.full(self.parameters, _RELU_MEAN / _RELU_DEVIATION)
@@ -511,7 +489,7 @@ class _Relu(_Randn):
         return chunk.of(self.cycle(_SIGMAS)) * np.maximum(normal(chunk.words), 0.0)
 
     def dy(self, chunk: Chunk) -> Array:
-        return np.maximum(chunk.normal, 0.0)
+        return np.maximum(normal(chunk.words), 0.0)
 
 
 class _Image(_Randn):
@@ -527,8 +505,7 @@ class _Image(_Randn):
 
 
 class _Sparse(_Randn):
-    def _sigma(self) -> Array:
-        return super()._sigma() * 0.5590169943749475
+    deviation = 0.5590169943749475
 
     def x(self, chunk: Chunk) -> Array:
         # the low bits, which the normal does not use, say which elements there are
@@ -538,13 +515,8 @@ class _Sparse(_Randn):
 
 
 class _Range(_Randn):
-    @property
-    def magnitude(self) -> float:
-        assert self.problem.magnitude is not None
-        return self.problem.magnitude
-
     def _sigma(self) -> Array:
-        return self.cycle(_RANGE_HALVES) * _RANGE_DEVIATION * self.magnitude
+        return self.cycle(_RANGE_HALVES) * _RANGE_DEVIATION * (self.problem.magnitude or 0.0)
 
     def _offset(self) -> Array:
         return self.cycle(_RANGE_CENTRES / (_RANGE_HALVES * _RANGE_DEVIATION))
@@ -553,7 +525,7 @@ class _Range(_Randn):
         kind = chunk.channel % len(_RANGE_CENTRES)
         side = 1.0 - 2.0 * (chunk.rank % 2)
         unit = np.take(_RANGE_CENTRES, kind) + np.take(_RANGE_HALVES, kind) * side * (0.5 + 0.5 * uniform(chunk.words))
-        return unit * self.magnitude
+        return unit * self.problem.magnitude
 
     def scale(self) -> Array:
         return super().scale() * (self._sigma() if self.problem.operation == Operation.BACKWARD else 1.0)
@@ -572,35 +544,31 @@ class _Special(_Randn):
             places += ["mean", "variance"]
         if problem.composed == "backward_reduce":
             places.remove("scale")
-        self.place = places[problem.seed // len(_SPECIAL) % len(places)]
+        self.place = places[problem.seed // 3 % len(places)]
 
-    def _put(self, name: str, values: Array, place: int) -> Array:
+    def _put(self, name: str, values: Array, place: int = -1) -> Array:
         if name == self.place:
-            values.reshape(-1)[place] = _SPECIAL[self.problem.seed % len(_SPECIAL)]
+            values.reshape(-1)[(self.channels - 1) // 2 if place < 0 else place] = _SPECIAL[self.problem.seed % 3]
         return values
 
-    def _parameter(self, name: str, values: Array) -> Array:
-        return self._put(name, values, (self.channels - 1) // 2)
-
     def data(self, name: str) -> Array:
-        problem = self.problem
-        rank = int(splitmix64(problem.seed, STREAMS["special"], 1)[0]) % problem.m
-        place = Chunk(problem, name, 0, 1).locate((self.channels - 1) // 2, rank)
+        rank = int(self.words("special", 1)[0]) % self.problem.m
+        place = Chunk(self.problem, name, 0, 1).locate((self.channels - 1) // 2, rank)
         return self._put(name, super().data(name), place)
 
     def scale(self) -> Array:
-        return self._parameter("scale", super().scale())
+        return self._put("scale", super().scale())
 
     def bias(self) -> Array:
-        return self._parameter("bias", super().bias())
+        return self._put("bias", super().bias())
 
     def estimates(self) -> tuple[Array, Array]:
         mean, variance = super().estimates()
-        return self._parameter("mean", mean), self._parameter("variance", variance)
+        return self._put("mean", mean), self._put("variance", variance)
 
     def saved(self) -> tuple[Array, Array]:
         mean, inverse = super().saved()
-        return self._parameter("mean", mean), self._parameter("variance", inverse)
+        return self._put("mean", mean), self._put("variance", inverse)
 
 
 Kind = _Exact | _Paired | _Randn

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import numpy.typing as npt
 
-from pybnorm.reference.namespaces import Array, Foreign, Namespace
+from pybnorm.reference.namespaces import Foreign, Namespace
 
 CHUNK = 1 << 15
 """Elements made at a time: what NumPy costs per call hardly counts, and float64 scratch fits a core's cache."""
@@ -44,23 +42,6 @@ def words_at(seed: int, stream: int, index: npt.NDArray[np.uint64]) -> npt.NDArr
     z *= np.uint64(0x94D049BB133111EB)
     z ^= z >> np.uint64(31)
     return z
-
-
-SHARED = 1 << 14
-"""Elements up to which what is drawn for one case is kept for the next: they differ in dtype and layout, seldom in
-seed."""
-
-
-@functools.lru_cache(maxsize=128)
-def _drawn(seed: int, stream: int, count: int) -> Array:
-    found = normal(splitmix64(seed, stream, count))
-    found.flags.writeable = False
-    return found
-
-
-def shared_normal(seed: int, stream: int, count: int) -> Array:
-    """The first `count` normal values of a stream; not to be written."""
-    return _drawn(seed, stream, 1 << (count - 1).bit_length())[:count]
 
 
 def _mix(z: int) -> int:

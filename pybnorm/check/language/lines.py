@@ -57,9 +57,8 @@ def expand(line: str) -> Iterator[Problem]:
 
 def _count(cases: int, source: str) -> None:
     if cases > CASES_MAX:
-        raise ArgumentError(
-            "case", source, f"at most {CASES_MAX} cases, alternatives multiplied out; these are {cases}"
-        )
+        allowed = f"at most {CASES_MAX} cases, alternatives multiplied out; these are {cases}"
+        raise ArgumentError("case", source, allowed)
 
 
 def select(cases: Sequence[str], suites: Sequence[str]) -> list[Problem]:
@@ -152,11 +151,8 @@ class _Reader:
         """Read the suite `name`; `folder` is that of the file which includes it."""
         path = pathlib.Path(name) if folder is None else folder / name
         try:
-            if name in packaged_suites() and not (folder is not None and path.is_file()):
-                source: pathlib.Path | None = None
-                label = key = name
-            else:
-                source, label, key = path, str(path), os.path.realpath(path)
+            packaged = name in packaged_suites() and not (folder is not None and path.is_file())
+            label, key = (name, name) if packaged else (str(path), os.path.realpath(path))
             if key in chain:
                 circle = " -> ".join((*chain, key))
                 raise ArgumentError("suite", circle, "suites that do not include each other in a circle")
@@ -165,13 +161,13 @@ class _Reader:
             if key in self._seen:  # it would add nothing
                 return
             self._seen.add(key)
-            file = _packaged() / f"{name}.txt" if source is None else source
-            text = file.read_text("utf-8") if source is None else _files.read(source, SUITE_LARGEST).decode()
+            file = _packaged() / f"{name}.txt"
+            text = file.read_text("utf-8") if packaged else _files.read(path, SUITE_LARGEST).decode()
         except ArgumentError:
             raise
         except (OSError, ValueError) as error:
             raise ArgumentError("suite", name, f"{_suites_allowed()} ({reason(error)})") from None
-        self.read(text, label, None if source is None else source.parent, (*chain, key))
+        self.read(text, label, None if packaged else path.parent, (*chain, key))
 
     def read(self, text: str, name: str, folder: pathlib.Path | None, chain: tuple[str, ...]) -> None:
         """Read a suite's lines."""

@@ -3,15 +3,9 @@
 None of the tools takes our data, and two of them take neither epsilon nor the factor: a line makes the same call on the
 same shapes, but on other values. There is no line for a call that a tool cannot make.
 
-MIOpenDriver
-    Options as in ``driver/bn_driver.hpp`` of MIOpen 3.3 and of the ROCm libraries' tree (2025); names of the base
-    argument for each dtype as in ``driver/driver.hpp`` there. Epsilon is 1e-3 and the factor 1/(i+1) whatever is asked.
-benchdnn
-    Problem descriptor and options as in ``tests/benchdnn/bnorm/bnorm_aux.cpp`` and ``bench_bnorm.cpp`` of oneDNN 3.x.
-    Backward takes the statistics of its own forward pass, or with G given ones as constants, which is ``frozen``;
-    running statistics do not exist.
-cuDNN
-    The legacy call with its arguments, descriptors as dims and strides in comments.
+MIOpenDriver: ``driver/bn_driver.hpp`` and ``driver.hpp`` of MIOpen 3.3; epsilon is 1e-3 and the factor 1/(i+1) always.
+benchdnn: ``tests/benchdnn/bnorm`` of oneDNN 3.x; backward takes the statistics of its own forward pass, or with G given
+ones as constants, which is ``frozen``; running statistics do not exist. cuDNN: the legacy call.
 """
 
 from __future__ import annotations
@@ -40,15 +34,8 @@ def miopen_driver(problem: Problem) -> str | None:
     """The ``MIOpenDriver`` command, or None: float64, strides, rank above 5, blending and persistent have none."""
     checked(problem)
     rank = len(problem.dims)
-    if (
-        not _plain(problem)
-        or problem.dtype not in _MIOPEN_NAMES
-        or problem.layout == Layout.STRIDED
-        or problem.mode == Mode.SPATIAL_PERSISTENT
-        or problem.inplace
-        or problem.activation
-        or rank > 5
-    ):
+    lacks = problem.dtype not in _MIOPEN_NAMES or problem.layout == Layout.STRIDED or problem.inplace or rank > 5
+    if lacks or problem.activation or problem.mode == Mode.SPATIAL_PERSISTENT or not _plain(problem):
         return None
     n, c, *spatial = problem.dims
     words = ["MIOpenDriver", _MIOPEN_NAMES[problem.dtype], f"-n {n} -c {c}"]
