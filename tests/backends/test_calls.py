@@ -191,7 +191,7 @@ class Case:
             like["z"] = arrays.get("z", arrays.get("dz"))
         if p.operation == Operation.BACKWARD:
             like.pop("y", None)
-        stated = {name: getattr(p, name) for name in calls.STATED[p.operation]}
+        stated = calls.stated(p)
         make = getattr(self.handle, f"plan_{calls.METHODS[p.operation]}")
         plan = make(**like, **stated, **calls.options(p) | {"algorithm": algorithm})
         space = self.device.empty_bytes(plan.workspace_size) if plan.workspace_size else None

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from pybnorm import _core
-from pybnorm.check.language.problem import LIMITS, OPERATIONS, Problem, vector_dtype
-from pybnorm.check.language.problem import OPTIONS as LINE_OPTIONS
+from pybnorm.check.language.problem import LIMITS, OPERATIONS, OPTIONS, Problem, vector_dtype
 from pybnorm.enums import DataType, Mode, Operation
 
 METHODS = {operation: operation.name.lower() for operation in OPERATIONS.values()}
@@ -36,9 +35,10 @@ _PLAIN = ("always", "running", "saved")
 """Of the core's conditions, those of calls without an activation."""
 
 
-def _tensor(name: str, data: bool, written: bool, when: str) -> Tensor:
-    """A row of the core's table, with the field that its values come from."""
-    return Tensor(name, data, written, _WRITTEN.get(name, "") if written else _READ.get(name, name), when)
+def _tensor(name: str, data: bool, written: bool, when: str, field: str = "") -> Tensor:
+    """A tensor with the field that its values come from."""
+    field = field or (_WRITTEN.get(name, "") if written else _READ.get(name, name))
+    return Tensor(name, data, written, field, when)
 
 
 EVERY = {
@@ -59,44 +59,30 @@ _KEYWORDS = {"epsilon": "eps"} | {name: name for name in _BLENDS} | {"exponentia
 
 def _keywords(word: str, *others: str) -> dict[str, str]:
     """The keywords of the call of an operation."""
-    own = {keyword: field for keyword, field in _KEYWORDS.items() if field in LINE_OPTIONS[word]}
+    own = {keyword: field for keyword, field in _KEYWORDS.items() if field in OPTIONS[word]}
     return {name: name for name in others} | own
 
 
-OPTIONS = {operation: _keywords(word, "mode") for word, operation in OPERATIONS.items()}
-"""Keywords of each operation's method, with the field of a problem that has the value."""
-STATED = {
-    operation: tuple(name for name in ("running", "saved") if name in LINE_OPTIONS[word])
-    for word, operation in OPERATIONS.items()
-}
-"""Keywords of each operation's plan that say which statistics its calls have, and fields of a problem."""
-
-
-class _Composed(NamedTuple):
-    """A function of `pybnorm.operations`, its tensors and its keywords, with the fields of a problem."""
+class Call(NamedTuple):
+    """A method of `pybnorm.Handle` or a function of `pybnorm.operations`."""
 
     name: str
     tensors: tuple[Tensor, ...]
     options: dict[str, str]
+    """Keywords, with the fields of a problem that have their values."""
 
 
 _DATA = ("x", "dy", "y", "dx", "means", "m2s")
 
 
-def _composed(word: str, name: str, read: str, written: str, *others: str) -> _Composed:
+def _composed(word: str, name: str, read: str, written: str, *others: str) -> Call:
     """One row: tensors as ``name`` or ``name=field``, and keywords that no option of a line has."""
     rows = [(*pair.partition("=")[::2], pairs is written) for pairs in (read, written) for pair in pairs.split()]
-    tensors = (
-        Tensor(
-            tensor,
-            tensor in _DATA,
-            result,
-            field or (_WRITTEN.get(tensor, "") if result else tensor),
-            "running" if tensor.startswith("running") else "always",
-        )
+    tensors = [
+        _tensor(tensor, tensor in _DATA, result, "running" if tensor.startswith("running") else "always", field)
         for tensor, field, result in rows
-    )
-    return _Composed(name, tuple(tensors), _keywords(word, *others))
+    ]
+    return Call(name, tuple(tensors), _keywords(word, *others))
 
 
 _GIVEN = "mean=saved_mean inv_variance=saved_inv_variance"
@@ -117,6 +103,8 @@ COMPOSED = {
     )
 }
 """The call of each composed operation."""
+CALLS = {w: Call(METHODS[o], EVERY[o], _keywords(w, "mode")) for w, o in OPERATIONS.items()} | COMPOSED
+"""The call of each word of a line."""
 _WORKSPACE = ("mode", *_BLENDS, "epsilon", "running", "saved")
 
 
@@ -124,10 +112,8 @@ def tensors(problem: Problem) -> list[Tensor]:
     """The tensors that the call of `problem` is given."""
     has = {"always": True, "running": problem.running, "saved": problem.saved, "residual": problem.residual}
     has |= {"activation": bool(problem.activation), "mask": problem.masked}
-    if problem.composed:
-        return [tensor for tensor in COMPOSED[problem.composed].tensors if has[tensor.when]]
-    found = [tensor for tensor in EVERY[problem.operation] if has[tensor.when]]
-    if problem.inverse:
+    found = [tensor for tensor in CALLS[problem.word].tensors if has[tensor.when]]
+    if problem.inverse and not problem.composed:
         return [tensor._replace(values=_INVERSE.get(tensor.name, tensor.values)) for tensor in found]
     return found
 
@@ -161,7 +147,7 @@ def overwritten(problem: Problem) -> dict[str, str]:
 
 def method(problem: Problem) -> str:
     """Name of the call: a method of `pybnorm.Handle`, or a function of `pybnorm.operations`."""
-    return COMPOSED[problem.composed].name if problem.composed else METHODS[problem.operation]
+    return CALLS[problem.word].name
 
 
 def axis(problem: Problem) -> int | tuple[int, ...]:
@@ -171,11 +157,15 @@ def axis(problem: Problem) -> int | tuple[int, ...]:
 
 def options(problem: Problem) -> dict[str, Any]:
     """The keywords of the call of `problem`, but for tensors and workspace."""
+    found = {keyword: getattr(problem, name) for keyword, name in CALLS[problem.word].options.items()}
     if problem.composed:
-        found = {keyword: getattr(problem, name) for keyword, name in COMPOSED[problem.composed].options.items()}
         return found if "counts" in found else found | {"axis": axis(problem)}
-    found = {keyword: getattr(problem, name) for keyword, name in OPTIONS[problem.operation].items()}
     return found | _algorithm(problem) | activation_options(problem)
+
+
+def stated(problem: Problem) -> dict[str, bool]:
+    """The keywords of a plan that say which statistics the call of `problem` has."""
+    return {name: getattr(problem, name) for name in ("running", "saved") if name in problem.options}
 
 
 def activation_options(problem: Problem) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def _driver_call(given: dict[str, str]) -> tuple[dict[str, Any], list[str]]:
     if given["I"] == "1" and not (inference and run):
         raise ArgumentError(_TOOL, "-I 1", "with -F 2 -r 1, inference by given statistics")
     if given["Q"] == "1":
-        if not (run and not inference and not backward):
+        if not run or inference or backward:
             raise ArgumentError(_TOOL, "-Q 1", "with -F 1 -r 1, training that keeps running statistics")
         notes.append("the running statistics are updated in place: no case has buffers of before and after")
     if backward:

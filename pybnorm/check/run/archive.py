@@ -6,11 +6,9 @@
     journal.jsonl      one line per start (environment and libraries) and one per finished case, written as it finishes
     outputs/*.npz      what one case's first call wrote on one backend
 
-Inputs are not saved: they are a function of the problem's line (`pybnorm.check.language.data`).
-
-An output file is an ordinary ``.npz``. Its first member, ``header``, is JSON with the backend, the case, and dtype,
-shape and digest of each array: outputs can be compared without unpacking them. The other members hold the arrays' bytes
-as planes, the first byte of every element, then the second: planes of exponents compress well.
+Inputs are a function of the problem's line. An output file is an ``.npz`` whose first member, ``header``, is JSON with
+dtype, shape and digest of each array, to compare without unpacking. The other members hold the arrays' bytes as planes,
+the first byte of every element, then the second: planes of exponents compress well.
 """
 
 from __future__ import annotations
@@ -169,7 +167,7 @@ def _check_owner(header: Mapping[str, Any], backend: str, case: str) -> None:
     if header["arrays"].keys() != names.keys():
         raise ValueError(f"it has {', '.join(header['arrays'])}, not {', '.join(sorted(names))}")
     for name, about in header["arrays"].items():
-        dims = problem.dims if names[name].data else problem.parameter_dims
+        dims, _ = calls.kind(problem, names[name])
         if math.prod(about["shape"]) != math.prod(dims):
             raise ValueError(f"its {name} has the shape {about['shape']}, not {list(dims)}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import os
@@ -28,7 +29,7 @@ _RECORDED = (
     *("ONEDNN_", "DNNL_", "OMP_"),
 )
 """Beginnings of the names of variables that a run's document records."""
-_FRAMEWORKS = (
+_FRAMEWORKS: tuple[str, ...] = (
     *("CUDA_", "CUDNN_", "CUPY_", "DNNL_", "JAX_", "MKL_", "NVIDIA_TF32_OVERRIDE", "OMP_", "ONEDNN_", "OPENBLAS_"),
     *("PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "TRITON_", "XLA_"),
 )
@@ -68,22 +69,16 @@ def _drivers() -> dict[str, str]:
     """Versions of the GPUs' kernel drivers and of ROCm, read from files: no library is loaded here."""
     found = {}
     for name, (file, pattern) in _DRIVERS.items():
-        try:
-            with open(file, encoding="utf-8", errors="replace") as stream:
-                match = re.search(pattern, stream.read(4096))
-        except OSError:
-            continue
-        if match:
-            found[name] = match[1]
+        with contextlib.suppress(OSError), open(file, encoding="utf-8", errors="replace") as stream:
+            if match := re.search(pattern, stream.read(4096)):
+                found[name] = match[1]
     return found
 
 
 def variables(backend: str, environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables that matter to `backend`, `VISIBLE` left out; of this process by default."""
-    known = os.environ if environment is None else environment
-    if is_implementation(backend):
-        beginnings: tuple[str, ...] = _FRAMEWORKS
-    else:
+    known, beginnings = os.environ if environment is None else environment, _FRAMEWORKS
+    if not is_implementation(backend):
         beginnings = (*_core.search_spec(backend).variables, f"PYBNORM_LIB_{backend.upper()}")
     return {k: known[k] for k in sorted(known) if k.startswith(beginnings) and k not in VISIBLE}
 
@@ -95,14 +90,11 @@ def visible() -> str:
 
 def cpuinfo(*names: str, file: str = "/proc/cpuinfo") -> str:
     """The first value that Linux gives for one of `names`; all processors have the same. Empty if there is none."""
-    try:
-        with open(file, encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                name, _, value = line.partition(":")
-                if name.strip() in names:
-                    return value.strip()
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open(file, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name.strip() in names:
+                return value.strip()
     return ""
 
 

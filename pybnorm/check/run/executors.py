@@ -514,13 +514,12 @@ def run_cases(
             if finished is None:
                 waits = False
                 continue
-            problem = futures.pop(finished)  # with what it holds: the description of a library, of every case
-            ran = None
+            problem = futures.pop(finished)
             try:
                 result, ran = finished.result()
             except Exception as error:
-                result = failed(info.backend, str(problem), error)
-            del finished
+                result, ran = failed(info.backend, str(problem), error), None
+            del finished  # with what it holds: the description of a library, of every case
             if ran is not None:
                 ran = known.setdefault(ran.id, ran)
             yield annotated(result, ran or info, problem)

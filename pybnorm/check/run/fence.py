@@ -75,7 +75,8 @@ class Fence:
         self.buffer = described(whole, self.first, image.size)
         self._access = [_NONE, _NONE]
         self._touches: set[tuple[int, int]] = set()
-        self.found: list[str] = []
+        self._found: dict[str, str] = {}
+        """What was done outside, by where."""
         for low in self._ends:
             _protect(low, _NONE)
 
@@ -89,22 +90,21 @@ class Fence:
             written = self._access[number] == _READ and touch in self._touches
             self._touches.add(touch)
             if self._access[number] == _NONE or written:
-                self.found.append(self._sentence(address, written))
+                behind = address - self.first - self.size
+                where = (
+                    f"{behind} bytes behind its end"
+                    if behind >= 0
+                    else f"{self.first - address} bytes before its start"
+                )
+                self._found[where] = "wrote" if written else "read"  # a write is taken for a read first
                 self._access[number] = _WRITE if written else _READ
                 _protect(low, self._access[number])
             return True
         return False
 
-    def _sentence(self, address: int, written: bool) -> str:
-        behind = address >= self.first + self.size
-        away = address - self.first - self.size if behind else self.first - address
-        where = f"{away} bytes behind its end" if behind else f"{away} bytes before its start"
-        return f"{'wrote' if written else 'read'} outside of {self.name}: {where}"
-
     def told(self) -> list[str]:
-        """The faults that were found; of a write, the read that it was taken for first is left out."""
-        written = {text.removeprefix("wrote") for text in self.found if text.startswith("wrote")}
-        return [text for text in self.found if text.startswith("wrote") or text.removeprefix("read") not in written]
+        """The faults that were found."""
+        return [f"{word} outside of {self.name}: {where}" for where, word in self._found.items()]
 
 
 @functools.cache

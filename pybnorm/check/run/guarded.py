@@ -159,10 +159,7 @@ class _Guarded:
 
 def _fill(elements: Array, values: Array | None) -> None:
     """Give an array its values, NaN where there are none."""
-    if isinstance(elements, Foreign) or elements.size < LARGE:
-        elements[...] = np.nan if values is None else values
-        return
-    step = max(1, LARGE // 8 * len(elements) // elements.size)
+    step = len(elements) if isinstance(elements, Foreign) else max(1, LARGE // 8 * len(elements) // elements.size)
 
     def fill(first: int) -> None:
         elements[first : first + step] = np.nan if values is None else values[first : first + step]

@@ -99,8 +99,7 @@ ARRAYS = ("numpy", "torch", "cupy", "jax")
 DEVICES = {"cpu": CPU, "cuda": CUDA}
 """Values of an object's attribute ``device``, with their DLPack device types."""
 _NEUTRAL = {"alpha": 1.0, "beta": 0.0, "alpha_param": 1.0, "beta_param": 0.0, "mode": "spatial", "axis": 1}
-_TENSORS = {calls.METHODS[operation]: tensors for operation, tensors in calls.EVERY.items()}
-_TENSORS |= {composed.name: composed.tensors for composed in calls.COMPOSED.values()}
+_TENSORS = {call.name: call.tensors for call in calls.CALLS.values()}
 
 
 class CallError(Exception):
@@ -263,23 +262,23 @@ class Declarations:
 
     def _with_its_outputs(self, problem: Problem) -> Problem | str:
         """The problem without the results that it does not give, by the conventions of those that it gives."""
+        trains = problem.word == "train"
         changes: dict[str, Any] = {}
         lacks = [t.name for t in calls.outputs(problem) if self.outputs is not None and t.name not in self.outputs]
-        for field, pair in _PAIRS.items() if problem.word == "train" else ():
+        for field, pair in _PAIRS.items() if trains else ():
             if set(lacks) & set(pair):
                 changes[field] = False
                 lacks = [name for name in lacks if name not in pair]
         if lacks:
             return f"does not give {' and '.join(lacks)}"
-        if problem.word == "train" and problem.running and "running" not in changes and not self.unbiased:
+        if "running" in changes:
+            changes |= {"unbiased": True, "old": "drawn"}
+        elif trains and problem.running and not self.unbiased:
             changes["unbiased"] = False
         if self.saved == "variance" and problem.saved and "saved" not in changes:
             if problem.word == "backward":
                 return "saves the variance, and backward cases give the inverse standard deviation"
-            if problem.word == "train":
-                changes["saves_variance"] = True
-        if "running" in changes:
-            changes |= {"unbiased": True, "old": "drawn"}
+            changes |= {"saves_variance": True} if trains else {}
         return dataclasses.replace(problem, **changes) if changes else problem
 
 
@@ -372,10 +371,8 @@ class Implementation:
             parameters = inspect.signature(function).parameters
         except (TypeError, ValueError):  # of an extension module, which may take everything
             return dict(arguments)
-        if any(p.kind == p.VAR_KEYWORD for p in parameters.values()):
-            given = dict(arguments)
-        else:
-            given = {name: value for name, value in arguments.items() if name in parameters}
+        takes_all = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
+        given = {name: value for name, value in arguments.items() if takes_all or name in parameters}
         written = {t.name for t in _TENSORS[method] if t.written}
         matters = [n for n in arguments if n not in given and n not in written and _NEUTRAL.get(n) != arguments[n]]
         for name in matters:

@@ -14,7 +14,7 @@ from pybnorm._arrays import Buffer, numpy_dtype
 from pybnorm.check.judging.bounds import Status
 from pybnorm.check.language import calls
 from pybnorm.check.language.activations import limits
-from pybnorm.check.language.calls import METHODS, STATED, axis, method, options
+from pybnorm.check.language.calls import METHODS, method, options, stated
 from pybnorm.check.language.problem import Problem
 from pybnorm.check.run.implementations import CallError
 from pybnorm.check.run.session import Session
@@ -75,8 +75,8 @@ def synchronized(session: Session, problem: Problem, buffers: Mapping[str, Any])
     Statistics are those of the first rank; dscale and dbias, which each rank sums over its own data, are added up here.
     Raises CallError: the bits of a rank's statistics are not the first one's.
     """
-    shares = problem.shares
-    shared = threading.Barrier(len(shares)), [None] * len(shares)
+    ranks = len(problem.shares)
+    shared = threading.Barrier(ranks), [None] * ranks
     written = [t.name for t in calls.outputs(problem) if not t.data]
     before = {name: _values(session, buffers[name]) for name in written}
 
@@ -87,18 +87,18 @@ def synchronized(session: Session, problem: Problem, buffers: Mapping[str, Any])
             shared[0].abort()
             raise
 
-    with ThreadPoolExecutor(len(shares)) as threads:
-        ranks = [threads.submit(rank, number) for number in range(len(shares))]
-    if errors := [error for r in ranks if (error := r.exception())]:
+    with ThreadPoolExecutor(ranks) as threads:
+        futures = [threads.submit(rank, number) for number in range(ranks)]
+    if errors := [error for future in futures if (error := future.exception())]:
         raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0])
-    found = [r.result() for r in ranks]
+    found = [future.result() for future in futures]
     for name in written:
         values = [own[name] for own in found]
         if name in ("dscale", "dbias"):
             total = np.sum([v.astype(np.float64) for v in values], axis=0).astype(values[0].dtype)
         else:
             total = values[0]
-            for number, other in enumerate(values[1:], 1):
+            for number, other in enumerate(values):
                 if other.tobytes() != total.tobytes():
                     raise CallError(Status.FAIL, f"rank {number} has another {name} than rank 0")
         operations.axpby(session.handle, 1.0, session.device.from_numpy(total), 0.0, buffers[name])
@@ -131,8 +131,7 @@ def _rank(
         given[tensor.name] = buffer
     chosen = {n: v for n, v in calls.options(problem).items() if n not in ("axis", "shares")}
     axis = calls.axis(problem)
-    kept = (axis,) if isinstance(axis, int) else axis
-    channels = tuple(problem.dims[a] for a in kept)
+    channels = tuple(problem.dims[a] for a in np.atleast_1d(axis))
     with _core.Handle(session.backend, stream=device.stream or None, known_defects="ignore") as handle:
         layer = sync.SyncBatchNorm(
             handle, Threads(*shared, number, handle, device), channels, dtype=problem.dtype, axis=axis,
@@ -161,15 +160,13 @@ def make(session: Session, problem: Problem, buffers: Mapping[str, Any], workspa
     if problem.inverse:  # the inverse standard deviation is in the place of the running variance
         given: dict[str, Any] = {name: buffers[name] for name in ("x", "scale", "bias", "y")}
         given |= {"mean": buffers["running_mean"], "inv_variance": buffers["running_variance"]}
-        given |= {"alpha": problem.alpha, "beta": problem.beta, "axis": axis(problem)}
+        given |= {"alpha": problem.alpha, "beta": problem.beta, "axis": calls.axis(problem)}
         _operation(session, "forward_inference_inv_variance", given)
         return
     if problem.activation and isinstance(handle, _core.Handle):
-        if not problem.algorithm and (problem.residual or Capability.ACTIVATION not in session.capability(problem)):
-            _compose(session, problem, buffers)
-            return
-        if problem.residual:
-            _planned(session, problem, buffers)
+        whole = not problem.residual and Capability.ACTIVATION in session.capability(problem)
+        if problem.residual or not (whole or problem.algorithm):
+            (_planned if problem.algorithm else _compose)(session, problem, buffers)
             return
     # an algorithm is what callers get, who are refused where it is not correct
     offered = problem.algorithm and problem.inplace and Capability.IN_PLACE in session.capability(problem)
@@ -208,8 +205,7 @@ def _planned(session: Session, problem: Problem, buffers: Mapping[str, Any]) -> 
     residual = buffers.get("dz", buffers.get("z"))
     if "dz" in buffers:
         like.pop("y", None)
-    flags = {name: getattr(problem, name) for name in STATED[problem.operation]}
-    plan = getattr(handle, f"plan_{METHODS[problem.operation]}")(**like, **chosen, **flags, z=residual)
+    plan = getattr(handle, f"plan_{METHODS[problem.operation]}")(**like, **chosen, **stated(problem), z=residual)
     if plan.reserve_size:
         text = "the residual's gradient of this algorithm needs what forward left in its reserve space"
         raise _unsupported(handle, text)
@@ -230,7 +226,7 @@ def _compose(session: Session, problem: Problem, buffers: Mapping[str, Any]) -> 
         raise _unsupported(handle, "in place: an activation without a fused kernel is composed on memory of its own")
     numbers = {name: value for name, value in options(problem).items() if not name.startswith(("mode", "activation"))}
     low, high = limits(problem)
-    numbers |= {"axis": axis(problem), "kind": int(problem.activation), "low": low, "high": high}
+    numbers |= {"axis": calls.axis(problem), "kind": int(problem.activation), "low": low, "high": high}
     recipe = activated.RECIPES["activated_backward"]
     if problem.operation != Operation.BACKWARD:
         recipe = activated.RECIPES["activated_forward"]

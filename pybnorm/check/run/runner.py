@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pybnorm import _arguments, _core, errors
@@ -220,33 +221,26 @@ def neighbour(problem: Problem, session: Session, first: dict[str, Array], damag
             damage.append(f"{', '.join(wrong)} wrong in a call {when}: {problem}")
 
     look(outputs, "after it of another shape")
-    done, raised = threading.Event(), []
-    others: list[dict[str, Array]] = []
+    done, other = threading.Event(), dict[str, Array]()
 
     def call() -> None:
-        try:
-            for number in itertools.count():
-                if number >= _FEWEST and done.is_set():
-                    return
-                found = execute(problem, inputs, beside).outputs
-                if not others and not all(same_bits(found[name], outputs[name]) for name in outputs):
-                    others.append(found)
-        except Exception as error:
-            raised.append(error)
+        for number in itertools.count():
+            if number >= _FEWEST and done.is_set():
+                return
+            found = execute(problem, inputs, beside).outputs
+            if not other and not all(same_bits(found[name], outputs[name]) for name in outputs):
+                other.update(found)
 
-    thread = threading.Thread(target=call, name="pybnorm neighbour")
-    if on_cpu := beside.device.device_type == CPU:
-        thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        if on_cpu:
-            thread.join()
-    for found in others:
-        look(found, "beside it on a second thread")
-    if raised:
-        damage.append(f"a call on a second thread raised {type(raised[0]).__name__}: {raised[0]}")
+    with ThreadPoolExecutor(1, "pybnorm neighbour") as thread:
+        future = thread.submit(call) if beside.device.device_type == CPU else None
+        try:
+            yield
+        finally:
+            done.set()
+    if other:
+        look(other, "beside it on a second thread")
+    if future and (error := future.exception()):
+        damage.append(f"a call on a second thread raised {type(error).__name__}: {error}")
     for name, value in returned.items():
         if name in first and first[name].size == value.size:
             now = as_numpy(name, value).reshape(first[name].shape)

@@ -13,7 +13,7 @@ from pybnorm import _core, devices, errors
 from pybnorm._arrays import CPU, Buffer
 from pybnorm._find import file_digest
 from pybnorm.check.judging.results import BackendInfo, is_implementation
-from pybnorm.check.language.calls import METHODS, STATED, activation_options, options, workspace_options
+from pybnorm.check.language.calls import METHODS, activation_options, options, stated, workspace_options
 from pybnorm.check.language.calls import tensors as tensors_of
 from pybnorm.check.language.problem import Problem
 from pybnorm.check.run.environment import cpu_flags, variables
@@ -88,9 +88,8 @@ class Session:
         place = self.device.device_type, self.device.device_id
         like = Buffer(address, problem.dims, problem.strides, problem.dtype, *place, True, None)
         tensors = {tensor.name: like for tensor in tensors_of(problem) if tensor.data}
-        stated = {name: getattr(problem, name) for name in STATED[problem.operation]}
         make = getattr(self.handle, f"plan_{METHODS[problem.operation]}")
-        return make(**tensors, **({"algorithm": None} | options(problem)), **stated)
+        return make(**tensors, **({"algorithm": None} | options(problem)), **stated(problem))
 
 
 def open_session(backend: str) -> Session:

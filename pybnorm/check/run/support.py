@@ -1,25 +1,16 @@
 """Recorded support: which combinations a library is known to run, so that one it no longer runs is a failure.
 
-``support/BACKEND.json`` holds records, each for a range of versions. A record is made by ``pybnorm info --claims`` on a
-machine that has the library, and reviewed: conditions that the capability query cannot know, such as the largest batch,
-are added by hand::
+``support/BACKEND.json`` holds records, each for a range of versions, both ends included; the newest ``first`` counts.
+``pybnorm info --claims`` makes one. Conditions that no query knows, such as the largest batch, are added by hand::
 
     {"first": [3, 2], "last": null, "source": "...", "below": {"batch": null, "elements": 2147483648},
      "combinations": [{"operations": ["train"], "modes": ["spatial"], "dtypes": ["f16"], "layouts": ["nchw", "nhwc"],
                        "ranks": [2, 3, 4], "blends": true}]}
 
-A record holds for the entry point and for the algorithms that every backend has, auto, fast and plain.
-``first`` and ``last`` are inclusive, ``last`` null means every later version; the record with the newest ``first``
-counts. ``blends``: alpha and beta may be other than 1 and 0.
+It holds for the entry point and for auto, fast and plain. ``blends``: alpha and beta may be other than 1 and 0.
 
-``pybnorm claims record RUN`` makes a record of what a run of `pybnorm check` found, for the one version that ran and
-the device it ran on; it holds beside the other. Its ``repeatable`` lists what gave the same bits at every equal call,
-by algorithm, whether there are saved statistics, and for x of up to so many elements. Which kernel a library takes, and
-so what repeats, depends on the device, and on how the library was built: on another device, or of another ``build``
-(the file's digest), the record says nothing. One without ``build`` holds for every build::
-
-    {"operations": ["train"], "modes": ["spatial"], "dtypes": ["f32"], "layouts": ["nchw"], "algorithms": [""],
-     "saved": [true, false], "elements": 32768}
+``pybnorm claims record RUN`` makes a record of one version, build (the file's digest) and device; it holds beside the
+other. Its ``repeatable`` lists what gave the same bits at every equal call, for x of up to so many elements.
 
 The variable ``PYBNORM_CLAIMS`` names a folder with more records, in files of the same names.
 """
@@ -71,8 +62,7 @@ def check(
     build: str = "",
 ) -> str:
     """The record of a case that ended with `status` and `repeat`; "" in a version without a record."""
-    both = record_of(backend, version), run_of(backend, version, device, build)
-    records = [record for record in both if record is not None]
+    records = [r for r in (record_of(backend, version), run_of(backend, version, device, build)) if r is not None]
     if not records:
         return ""
     if repeat not in ("", "equal") and any(repeatable(record, problem) for record in records):
@@ -104,10 +94,10 @@ def _ordinary(problem: Problem) -> bool:
     """Tell whether it is of the calls that combinations are recorded of."""
     if problem.fill in ("range", "special"):
         return False  # an adapter may refuse the values: statistics that another form of them cannot hold
-    given = problem.misalign, problem.saves_variance, problem.streams > 1
-    if problem.algorithm not in _ANY_WAY or any(given) or not problem.unbiased or not _plain(problem):
+    given = problem.misalign, problem.saves_variance, problem.streams > 1, not problem.unbiased
+    if problem.algorithm not in _ANY_WAY or any(given) or not _plain(problem):
         return False
-    if problem.parameter_dtype != _arguments.derived_data_type(problem.dtype):
+    if problem.parameter_dtype != problem.default_params:
         return False
     return all(not f or _FACTORS[0] <= abs(f) <= _FACTORS[1] for f in _factors(problem))
 
@@ -139,14 +129,11 @@ def _kind(problem: Problem) -> dict[str, Any]:
 
 def record_of(backend: str, version: Sequence[int]) -> dict[str, Any] | None:
     """The record that holds for a version, the one with the newest ``first``."""
-    numbers = list(version)
-    found = [
-        record
-        for record in records(backend)
-        if not _is_of_run(record)
-        and numbers[: len(record["first"])] >= record["first"]
-        and (record["last"] is None or numbers[: len(record["last"])] <= record["last"])
-    ]
+
+    def holds(first: list[int], last: list[int] | None) -> bool:
+        return list(version[: len(first)]) >= first and (last is None or list(version[: len(last)]) <= last)
+
+    found = [r for r in records(backend) if not _is_of_run(r) and holds(r["first"], r["last"])]
     return max(found, key=lambda record: list(record["first"]), default=None)
 
 

@@ -101,8 +101,7 @@ class Worker:
     @property
     def pid(self) -> int | None:
         """Process id; None while there is no process."""
-        process = self._process
-        return None if process is None else process.pid
+        return getattr(self._process, "pid", None)
 
     def call(self, function: Callable[..., Any], *arguments: Any, timeout: float | None = None) -> Any:
         """Call an importable function in the process, one call at a time; raises what it raised.
@@ -149,9 +148,9 @@ class Worker:
 
     def run(self, problem: Problem, keep: str | None = None) -> CaseResult:
         """Run one case; `keep` as in `pybnorm.check.run.runner.run_case`."""
+        arguments = self._opener, self.backend, str(problem), keep
         try:
-            call = run_line, self._opener, self.backend, str(problem), keep
-            result: CaseResult = self.call(*call, timeout=self.timeout)
+            result: CaseResult = self.call(run_line, *arguments, timeout=self.timeout)
         except Exception as error:
             return failed(self.backend, str(problem), error)
         return result
@@ -264,12 +263,11 @@ def answered(message: bytes) -> bytes:
         function, arguments = pickle.loads(message)
         return pickle.dumps((True, function(*arguments)))
     except Exception as error:
-        try:
+        with contextlib.suppress(Exception):
             answer = pickle.dumps((False, error))
             pickle.loads(answer)
-        except Exception:
-            return pickle.dumps((False, RuntimeError(f"{type(error).__name__}: {error}")))
-        return answer
+            return answer
+        return pickle.dumps((False, RuntimeError(f"{type(error).__name__}: {error}")))
 
 
 def _end_with_owner(lifeline: int) -> None:
