@@ -182,8 +182,7 @@ def _case(chosen: dict[str, str], dims: tuple[int, ...], epsilon: float) -> Read
     """The case of one value of each knob."""
     batch = whole(chosen["mb"], TOOL, f"--mb={chosen['mb']}")
     dims = (batch or dims[0], *dims[1:])
-    values, notes = _call(chosen["dir"], chosen["flags"])
-    _add_post_op(values, chosen["attr-post-ops"])
+    values, notes = _call(chosen)
     values |= {"mode": Mode.SPATIAL, "dtype": _one_of(chosen, "dt", _DTYPES), "dims": dims, "eps": epsilon}
     values["strides"] = _arguments.packed_strides(_arguments.dims(dims), _one_of(chosen, "tag", _TAGS))
     if chosen["strides"]:
@@ -207,27 +206,21 @@ def _strides(text: str) -> tuple[int, ...]:
     return tuple(whole(part, TOOL, f"--strides={text}") for part in parts[0].split("x"))
 
 
-def _add_post_op(values: dict[str, Any], text: str) -> None:
-    """A ReLU that is applied to the result."""
-    if text not in ("", "relu"):
-        raise ArgumentError(TOOL, f"--attr-post-ops={text}", "none, or relu without a slope")
-    if text and values["operation"] == Operation.BACKWARD:
-        raise ArgumentError(TOOL, "--attr-post-ops=relu", "none in backward, whose mask is the flag R")
-    if text:
-        values.setdefault("activation", Activation.RELU)
+_DIRECTIONS = {
+    **dict.fromkeys(("FWD_D", "FWD_I"), Operation.FORWARD_TRAINING),
+    **dict.fromkeys(("BWD_DW", "BWD_D"), Operation.BACKWARD),
+}
 
 
-def _call(direction: str, flags: str) -> tuple[dict[str, Any], list[str]]:
-    notes = []
+def _call(chosen: dict[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """The operation and its options, by direction, flags and the ReLU that is applied to the result."""
+    direction, flags, notes = chosen["dir"], chosen["flags"], []
     if strange := "".join(dict.fromkeys(c for c in flags if c not in "GCHSRA")):
         raise ArgumentError(TOOL, f"--flags={flags}", f"the letters G, C, H, S, R and A, and not {strange}")
-    if direction not in ("FWD_D", "FWD_I", "BWD_DW", "BWD_D"):
-        raise ArgumentError(TOOL, f"--dir={direction}", "FWD_D | FWD_I | BWD_DW | BWD_D")
+    values = {"operation": _one_of(chosen, "dir", _DIRECTIONS)}
     if "S" not in flags and not {"C", "H"} <= set(flags):
         notes.append("scale and shift are given, which the line has not both")
-    values: dict[str, Any] = {"operation": Operation.FORWARD_TRAINING}
     if direction.startswith("BWD"):
-        values["operation"] = Operation.BACKWARD
         if "G" in flags:
             values["composed"] = "frozen"
             if {"R", "A"} & set(flags):
@@ -239,6 +232,10 @@ def _call(direction: str, flags: str) -> tuple[dict[str, Any], list[str]]:
     elif direction == "FWD_I":
         values |= {"running": False, "saved": False}
         notes.append("inference with the statistics of the batch is training that keeps none")
-    if {"R", "A"} & set(flags):
+    if (after := chosen["attr-post-ops"]) not in ("", "relu"):
+        raise ArgumentError(TOOL, f"--attr-post-ops={after}", "none, or relu without a slope")
+    if after and values["operation"] == Operation.BACKWARD:
+        raise ArgumentError(TOOL, "--attr-post-ops=relu", "none in backward, whose mask is the flag R")
+    if after or {"R", "A"} & set(flags):
         values |= {"activation": Activation.RELU, "residual": "A" in flags}
     return values, notes

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pybnorm import _arguments
-from pybnorm.check.language.problem import Problem
+from pybnorm.check.language.problem import Problem, is_integer
 from pybnorm.enums import Operation
 from pybnorm.errors import ArgumentError
 
@@ -53,7 +53,7 @@ def is_program(word: str, name: str) -> bool:
 
 def whole(text: str, tool: str, word: str) -> int:
     """A whole number; else the error names the word that it is in."""
-    if not (text.isascii() and text.isdigit() and len(text) <= 20):
+    if not is_integer(text):
         raise ArgumentError(tool, word, "a whole number there")
     return int(text)
 

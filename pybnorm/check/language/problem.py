@@ -594,14 +594,14 @@ def _word(token: str, argument: str, words: dict[str, Any], also: str = "") -> A
     return words[token]
 
 
-def _is_integer(text: str) -> bool:
+def is_integer(text: str) -> bool:
     """Say whether it is a number >= 0 of no more digits than one of 64 bits: of thousands `int` makes none."""
     return text.isascii() and text.isdigit() and len(text) <= 20
 
 
 def _sizes(text: str, argument: str) -> tuple[int, ...]:
     parts = text.split("x")
-    if not all(map(_is_integer, parts)):
+    if not all(map(is_integer, parts)):
         raise ArgumentError(argument, text, "positive integers joined by x, such as 8x64x32x32")
     return tuple(map(int, parts))
 
@@ -614,7 +614,7 @@ def _number(text: str, argument: str) -> float:
 
 
 def _integer(text: str, argument: str) -> int:
-    if not _is_integer(text):
+    if not is_integer(text):
         raise ArgumentError(argument, text, f"an integer from {_RANGES[argument][0]} to {_RANGES[argument][1]}")
     return int(text)
 
