@@ -21,13 +21,9 @@ def splitmix64(
     """`count` uniform 64-bit words of `stream`, from the one numbered `first`: each depends on its number alone."""
     if judge is not None:
         return words_at(seed, stream, judge.arange(first, first + count, np.uint64))
-    if count <= CHUNK:
-        return words_at(seed, stream, np.arange(first, first + count, dtype=np.uint64))
-    words = np.empty(count, np.uint64)
-    for start in range(0, count, CHUNK):
-        stop = min(start + CHUNK, count)
-        words[start:stop] = splitmix64(seed, stream, stop - start, first + start)
-    return words
+    stop = first + count
+    parts = (np.arange(i, min(i + CHUNK, stop), dtype=np.uint64) for i in range(first, stop, CHUNK))
+    return np.concatenate([words_at(seed, stream, part) for part in parts])
 
 
 def words_at(seed: int, stream: int, index: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

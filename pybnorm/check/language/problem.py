@@ -501,9 +501,8 @@ class Problem:
     @functools.cached_property
     def recomputes(self) -> bool:
         """True where the call computes mean and variance from x."""
-        if self.operation == Operation.BACKWARD:
-            return not self.saved
-        return self.operation == Operation.FORWARD_TRAINING
+        of_saved = self.operation == Operation.BACKWARD and self.saved
+        return self.operation != Operation.FORWARD_INFERENCE and not of_saved
 
     def __str__(self) -> str:
         return self._line

@@ -75,11 +75,10 @@ def _words() -> set[str]:
 
 
 def _user() -> str:
-    try:
-        name = getpass.getuser()
-    except (OSError, KeyError):  # a process of no user
-        return ""
-    return "" if name == "root" else name
+    with contextlib.suppress(OSError, KeyError):  # a process of no user
+        if (name := getpass.getuser()) != "root":
+            return name
+    return ""
 
 
 def collected(backend: str | None, step: Callable[[str], object]) -> dict[str, str]:

@@ -125,7 +125,7 @@ def load(spec: str) -> Implementation:
     name, _, path = spec.rpartition(":")
     if not name or not path:
         raise ArgumentError("--implementation", spec, "MODULE:OBJECT or FILE.py:OBJECT")
-    module = _file(name, spec) if name.endswith(".py") else _module(name, spec)
+    module = _module(name, spec)
     try:
         found = operator.attrgetter(path)(module)
     except AttributeError:
@@ -140,10 +140,7 @@ def _kernels(spec: str) -> tuple[Any, ModuleType]:
     name = spec.removeprefix(aten.PREFIX)
     if not name:
         raise ArgumentError("--implementation", spec, "aten:MODULE or aten:FILE.py")
-    if name.endswith(".py"):
-        module = _file(name, spec)
-        return module, module
-    first, *parts = name.split(".")
+    first, *parts = [name] if name.endswith(".py") else name.split(".")
     found = module = _module(first, spec)
     for part in parts:
         first = f"{first}.{part}"
@@ -159,6 +156,8 @@ def _has_method(value: object) -> bool:
 
 
 def _module(name: str, spec: str) -> ModuleType:
+    if name.endswith(".py"):
+        return _file(name, spec)
     folder = str(Path.cwd())
     if folder not in sys.path and "" not in sys.path:
         sys.path.append(folder)

@@ -7,6 +7,7 @@ to the same bits. Sums are added in another order, so that results differ by som
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import os
@@ -63,10 +64,7 @@ def chosen(problem: Problem, device: Any) -> Namespace | None:
     if device.device_type == CPU or math.prod(problem.dims) < LEAST:
         return None
     for name in ("cupy", "torch"):
-        try:
-            found = namespaces.namespace(name, device.device_id)
-        except LibraryNotFoundError:
-            continue
-        if not found.on_cpu:
-            return found
+        with contextlib.suppress(LibraryNotFoundError):
+            if not (found := namespaces.namespace(name, device.device_id)).on_cpu:
+                return found
     return None

@@ -146,9 +146,7 @@ def identified(info: BackendInfo) -> BackendInfo:
 
 def override(backend: str) -> str:
     """The environment variable that names `backend`'s library, if it is set; no other place is searched then."""
-    if is_implementation(backend):
-        return ""
-    variable = _core.search_spec(backend).variable
+    variable = "" if is_implementation(backend) else _core.search_spec(backend).variable
     return variable if os.environ.get(variable) else ""
 
 

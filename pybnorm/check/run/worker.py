@@ -228,13 +228,8 @@ def failed(backend: str, case: str, error: BaseException) -> CaseResult:
 
 
 def _ending(process: subprocess.Popen[bytes]) -> str:
-    code = process.wait()
-    if code >= 0:
-        return f"exit status {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
+    code, names = process.wait(), {number.value: number.name for number in signal.Signals}
+    return f"exit status {code}" if code >= 0 else names.get(-code, f"signal {-code}")
 
 
 def serve(calls: int, lifeline: int) -> None:
