@@ -6,10 +6,9 @@ the kernel without it must pass the same case, or be WARN where an infinity is o
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,11 @@ import numpy as np
 from pybnorm import _arguments, devices
 from pybnorm._arrays import Buffer
 from pybnorm.check.judging.bounds import Status
+from pybnorm.check.language.data import numpy_dtype
 from pybnorm.check.language.problem import Problem
 from pybnorm.check.run.runner import run_case
 from pybnorm.check.run.session import Session
-from pybnorm.check.selftest.simulated import Kernels, array_of
+from pybnorm.check.selftest.simulated import Kernels, array_of, memory
 from pybnorm.reference.namespaces import Array
 
 Call = Callable[[], None]
@@ -64,11 +64,9 @@ class Faulty(Kernels):
 
 def _beside(buffer: Buffer, elements: int) -> Array:
     """The element so many behind the last of a buffer; negative: before its first."""
-    values = array_of(buffer)
-    span = _arguments.span(buffer.dims, buffer.strides)
-    offset = (span - 1 + elements if elements > 0 else elements) * values.dtype.itemsize
-    memory: Any = (ctypes.c_char * values.dtype.itemsize).from_address(buffer.pointer + offset)
-    return np.ndarray((1,), values.dtype, buffer=memory)
+    dtype = numpy_dtype(buffer.dtype)
+    offset = _arguments.span(buffer.dims, buffer.strides) - 1 + elements if elements > 0 else elements
+    return memory(buffer.pointer + offset * dtype.itemsize, dtype, (1,))
 
 
 def _none(buffers: dict[str, Buffer], right: Call, before: int) -> None:
@@ -89,6 +87,31 @@ def _after(alter: Callable[[dict[str, Buffer], int], object]) -> Change:
     return change
 
 
+def _leaves(parts: Callable[[dict[str, Buffer]], Iterable[Array]]) -> Change:
+    """Leaves views of results as they were before the call."""
+
+    def change(buffers: dict[str, Buffer], right: Call, before: int) -> None:
+        old = [(view, view.copy()) for view in parts(buffers)]
+        right()
+        for view, values in old:
+            view[...] = values
+
+    return change
+
+
+def _sees(name: str, other: Callable[[Buffer, Array], Array]) -> Change:
+    """The call sees other values of an input, which are put back."""
+
+    def change(buffers: dict[str, Buffer], right: Call, before: int) -> None:
+        values = array_of(buffers[name])
+        kept = values.copy()
+        values[...] = other(buffers[name], kept)
+        right()
+        values[...] = kept
+
+    return change
+
+
 def _add(values: Array, more: Any) -> None:
     values.flat[0] = values.flat[0] + more
 
@@ -103,12 +126,13 @@ def reads(name: str, elements: int) -> Change:
     return _after(alter)
 
 
-def reads_gap(buffers: dict[str, Buffer], right: Call, before: int) -> None:
-    """Adds what lies in a gap of x to one element of the result."""
-    right()
+def _reads_gap(buffers: dict[str, Buffer], before: int) -> None:
     x, out = buffers["x"], _result(buffers)
-    memory: Any = (ctypes.c_char * out.itemsize).from_address(x.pointer + (x.strides[0] - 1) * out.itemsize)
-    _add(out, np.ndarray((), out.dtype, buffer=memory)[()])
+    _add(out, memory(x.pointer + (x.strides[0] - 1) * out.itemsize, out.dtype, ())[()])
+
+
+reads_gap = _after(_reads_gap)
+"""Adds what lies in a gap of x to one element of the result."""
 
 
 def writes(name: str, elements: int) -> Change:
@@ -123,20 +147,17 @@ def changes(name: str) -> Change:
 
 def not_written(*names: str) -> Change:
     """Leaves results as they were before the call."""
-
-    def change(buffers: dict[str, Buffer], right: Call, before: int) -> None:
-        old = {name: array_of(buffers[name]).copy() for name in names if name in buffers}
-        right()
-        for name, values in old.items():
-            array_of(buffers[name])[...] = values
-
-    return change
+    return _leaves(lambda buffers: [array_of(buffers[name]) for name in names if name in buffers])
 
 
-def _block_not_written(buffers: dict[str, Buffer], right: Call, before: int) -> None:
-    old = _result(buffers).copy()
-    right()
-    _result(buffers)[-1, -1, -1] = old[-1, -1, -1]
+def skips_to_aligned(bytes_: int) -> Change:
+    """Leaves out the elements of the result before an aligned address of x."""
+
+    def head(buffers: dict[str, Buffer]) -> list[Array]:
+        out = _result(buffers)
+        return [out.reshape(-1)[: -buffers["x"].pointer % bytes_ // out.itemsize]]
+
+    return _leaves(head)
 
 
 def _quarter_more(buffers: dict[str, Buffer]) -> None:
@@ -161,16 +182,13 @@ def _in_place(buffers: dict[str, Buffer], right: Call, before: int) -> None:
 
 
 def changes_input(name: str, change: Callable[[Array], Array]) -> Change:
-    """The call sees a changed input, which is put back."""
+    """The call sees a changed input."""
+    return _sees(name, lambda _, values: change(values.astype(np.float64)).astype(values.dtype))
 
-    def through(buffers: dict[str, Buffer], right: Call, before: int) -> None:
-        values = array_of(buffers[name])
-        kept = values.copy()
-        values[...] = change(values.astype(np.float64)).astype(values.dtype)
-        right()
-        array_of(buffers[name])[...] = kept
 
-    return through
+def packed_from(name: str, bytes_: int = 1) -> Change:
+    """Takes the memory from an aligned address on for an input that is packed channels-first."""
+    return _sees(name, lambda b, values: memory(b.pointer - b.pointer % bytes_, values.dtype, values.shape).copy())
 
 
 def _output(change: Callable[[Array], Array], *names: str) -> Change:
@@ -196,107 +214,63 @@ def shares(one: str, other: str) -> Change:
     return _after(lambda buffers, _: np.copyto(array_of(buffers[one]), array_of(buffers[other])))
 
 
-def aligned(bytes_: int, skips: bool) -> Change:
-    """Begins at an aligned address: before the first element, or, if it skips, behind it."""
-
-    def change(buffers: dict[str, Buffer], right: Call, before: int) -> None:
-        x = buffers["x"]
-        values = array_of(x)
-        off = x.pointer % bytes_ // values.dtype.itemsize
-        if skips:
-            out = _result(buffers)
-            old = out.copy()
-            right()
-            head = -off % (bytes_ // values.dtype.itemsize)
-            out.flat[:head] = old.flat[:head]
-            return
-        kept = values.copy()
-        span = off + values.size
-        memory: Any = (ctypes.c_char * (span * values.dtype.itemsize)).from_address(
-            x.pointer - off * values.dtype.itemsize
-        )
-        values[...] = np.ndarray(span, values.dtype, buffer=memory).copy()[: values.size].reshape(values.shape)
-        right()
-        values[...] = kept
-
-    return change
-
-
-def other_order(name: str) -> Change:
-    """Takes the memory of an input for packed channels-first, whatever its strides are."""
-
-    def change(buffers: dict[str, Buffer], right: Call, before: int) -> None:
-        buffer = buffers[name]
-        values = array_of(buffer)
-        kept = values.copy()
-        memory: Any = (ctypes.c_char * (values.size * values.dtype.itemsize)).from_address(buffer.pointer)
-        values[...] = np.ndarray(values.shape, values.dtype, buffer=memory).copy()
-        right()
-        values[...] = kept
-
-    return change
-
-
 _ALL = ("y", "dx", "saved_mean", "saved_inv_variance", "running_mean", "running_variance", "dscale", "dbias")
-_TRAIN = "train,spatial,f32,nchw,4x6x3x5,fill=randn"
-_BACKWARD = "backward,spatial,f32,nchw,4x6x3x5,fill=randn"
-_INFER = "infer,spatial,f32,nchw,4x6x3x5,fill=randn"
-_SHORT = tuple(
-    f"{operation},spatial,{dtype},nchw,4x6x3x5,fill=randn"
-    for operation in ("train", "infer", "backward")
-    for dtype in ("f16", "bf16")
-)
+_FORWARD_FIRST = ("train", "infer", "backward")
+
+
+def _cases(*tensors: str, operations: Sequence[str] = ("train", "backward", "infer")) -> tuple[str, ...]:
+    """Every operation on each of the tensors, by dtype, layout and options."""
+    return tuple(f"{operation},spatial,{tensor}" for operation in operations for tensor in tensors)
+
+
 GAPS = "strides=360x60x18x3,2x4x3x5,fill=randn"
-_OPERATIONS = ("train", "backward", "infer")
-_STRIDED = tuple(f"{o},spatial,f32,{GAPS}" for o in _OPERATIONS)
-_LAST = tuple(f"{o},spatial,f32,nhwc,4x6x3x5,fill=randn" for o in _OPERATIONS)
-_MISALIGNED = tuple(
-    f"{o},spatial,{d},nchw,4x6x3x5,fill=randn,misalign={by}" for o in _OPERATIONS for d, by in (("f32", 1), ("bf16", 3))
-)
-_NAN = tuple(f"{o},spatial,f32,nchw,4x6x3x5,fill=special" for o in ("train", "infer", "backward"))
+_PLAIN = _TRAIN, _BACKWARD, _INFER = _cases("f32,nchw,4x6x3x5,fill=randn")
+_SHORT = _cases("f16,nchw,4x6x3x5,fill=randn", "bf16,nchw,4x6x3x5,fill=randn", operations=_FORWARD_FIRST)
+_STRIDED = _cases(f"f32,{GAPS}")
+_LAST = _cases("f32,nhwc,4x6x3x5,fill=randn")
+_MISALIGNED = _cases("f32,nchw,4x6x3x5,fill=randn,misalign=1", "bf16,nchw,4x6x3x5,fill=randn,misalign=3")
+_NAN = _cases("f32,nchw,4x6x3x5,fill=special", operations=_FORWARD_FIRST)
+_REPEATED = tuple(f"{line},repeats=2" for line in _PLAIN)
 
 FAULTS: dict[str, Fault] = {
-    "reads one element behind x": Fault(reads("x", 1), (_TRAIN, _BACKWARD, _INFER, *_SHORT)),
-    "reads three elements behind x": Fault(reads("x", 3), (_TRAIN, _BACKWARD, _INFER, *_SHORT)),
-    "reads one element before x": Fault(reads("x", -1), (_TRAIN, _BACKWARD, _INFER, *_SHORT)),
+    "reads one element behind x": Fault(reads("x", 1), (*_PLAIN, *_SHORT)),
+    "reads three elements behind x": Fault(reads("x", 3), (*_PLAIN, *_SHORT)),
+    "reads one element before x": Fault(reads("x", -1), (*_PLAIN, *_SHORT)),
     "reads one element behind dy": Fault(reads("dy", 1), (_BACKWARD,)),
     "reads one element before dy": Fault(reads("dy", -1), (_BACKWARD,)),
-    "reads one element behind the scale": Fault(reads("scale", 1), (_TRAIN, _BACKWARD, _INFER)),
+    "reads one element behind the scale": Fault(reads("scale", 1), _PLAIN),
     "reads the gaps of a strided tensor": Fault(reads_gap, _STRIDED),
     "writes one element behind y": Fault(writes("y", 1), (_TRAIN, _INFER)),
     "writes one element before y": Fault(writes("y", -1), (_TRAIN, _INFER)),
     "writes one element behind dx": Fault(writes("dx", 1), (_BACKWARD,)),
     "writes one element behind dbias": Fault(writes("dbias", 1), (_BACKWARD,)),
     "writes one element behind the saved mean": Fault(writes("saved_mean", 1), (_TRAIN,)),
-    "writes into x": Fault(changes("x"), (_TRAIN, _BACKWARD, _INFER)),
+    "writes into x": Fault(changes("x"), _PLAIN),
     "writes into dy": Fault(changes("dy"), (_BACKWARD,)),
-    "writes into the scale": Fault(changes("scale"), (_TRAIN, _BACKWARD, _INFER)),
+    "writes into the scale": Fault(changes("scale"), _PLAIN),
     "writes into the running mean of inference": Fault(changes("running_mean"), (_INFER,)),
-    "result not written": Fault(not_written("y", "dx"), (_TRAIN, _BACKWARD, _INFER)),
+    "result not written": Fault(not_written("y", "dx"), _PLAIN),
     "saved statistics not written": Fault(not_written("saved_mean", "saved_inv_variance"), (_TRAIN,)),
     "running statistics not written": Fault(not_written("running_mean", "running_variance"), (_TRAIN,)),
     "dscale not written": Fault(not_written("dscale"), (_BACKWARD,)),
-    "last row of the result not written": Fault(_block_not_written, (_TRAIN, _BACKWARD, _INFER)),
-    "second call is wrong": Fault(second_call, tuple(f"{line},repeats=2" for line in (_TRAIN, _BACKWARD, _INFER))),
-    "first call is wrong": Fault(
-        _after(lambda b, before: None if before else _quarter_more(b)),
-        tuple(f"{line},repeats=2" for line in (_TRAIN, _BACKWARD, _INFER)),
-    ),
+    "last row of the result not written": Fault(_leaves(lambda b: [_result(b)[-1, -1, -1]]), _PLAIN),
+    "second call is wrong": Fault(second_call, _REPEATED),
+    "first call is wrong": Fault(_after(lambda b, before: None if before else _quarter_more(b)), _REPEATED),
     "reads its input after it was overwritten": Fault(
         _in_place, tuple(f"{line},inplace=1" for line in (_TRAIN, _BACKWARD))
     ),
     "running mean has the memory of the saved mean": Fault(shares("running_mean", "saved_mean"), (_TRAIN,)),
     "saved mean has the memory of the running mean": Fault(shares("saved_mean", "running_mean"), (_TRAIN,)),
     "dscale has the memory of dbias": Fault(shares("dscale", "dbias"), (_BACKWARD,)),
-    "reads from the aligned address before x": Fault(aligned(16, skips=False), _MISALIGNED),
-    "reads from the address before x that 64 divides": Fault(aligned(64, skips=False), _MISALIGNED),
-    "leaves out what lies before an aligned address": Fault(aligned(16, skips=True), _MISALIGNED),
-    "takes channels-last memory for channels-first": Fault(other_order("x"), _LAST),
-    "takes dy's channels-last memory for channels-first": Fault(other_order("dy"), _LAST[1:2]),
-    "takes strided memory for packed": Fault(other_order("x"), _STRIDED),
+    "reads from the aligned address before x": Fault(packed_from("x", 16), _MISALIGNED),
+    "reads from the address before x that 64 divides": Fault(packed_from("x", 64), _MISALIGNED),
+    "leaves out what lies before an aligned address": Fault(skips_to_aligned(16), _MISALIGNED),
+    "takes channels-last memory for channels-first": Fault(packed_from("x"), _LAST),
+    "takes dy's channels-last memory for channels-first": Fault(packed_from("dy"), _LAST[1:2]),
+    "takes strided memory for packed": Fault(packed_from("x"), _STRIDED),
     "another last bit at another call": Fault(
         _after(lambda buffers, before: _next(_result(buffers)) if before % 2 else None),
-        tuple(f"{line},bitwise=1" for line in (_TRAIN, _BACKWARD, _INFER)),
+        tuple(f"{line},bitwise=1" for line in _PLAIN),
         Status.NONDETERMINISTIC,
     ),
     "NaN in x taken for 0": Fault(changes_input("x", lambda a: np.where(np.isnan(a), 0, a)), _NAN),

@@ -8,6 +8,7 @@ test bench: `pybnorm.check.selftest.detection` and the tests run cases on them.
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any
 
 import numpy as np
@@ -56,12 +57,17 @@ LANES = 64
 """Chains of the Welford kernel, merged at the end; one where there are fewer elements than `CHUNK`."""
 
 
+def memory(pointer: int, dtype: np.dtype[Any], dims: tuple[int, ...], strides: tuple[int, ...] | None = None) -> Array:
+    """A writable NumPy array over host memory, which is not checked; packed, or with `strides` in elements."""
+    size = math.prod(dims) if strides is None else _arguments.span(dims, strides)
+    held: Any = (ctypes.c_char * (size * dtype.itemsize)).from_address(pointer)
+    steps = None if strides is None else tuple(s * dtype.itemsize for s in strides)
+    return np.ndarray(dims, dtype, buffer=held, strides=steps)
+
+
 def array_of(buffer: Buffer) -> Array:
-    """A writable NumPy view of a buffer in host memory, which is not checked."""
-    dtype = numpy_dtype(buffer.dtype)
-    size = _arguments.span(buffer.dims, buffer.strides) * dtype.itemsize
-    memory: Any = (ctypes.c_char * size).from_address(buffer.pointer)
-    return np.ndarray(buffer.dims, dtype, buffer=memory, strides=tuple(s * dtype.itemsize for s in buffer.strides))
+    """A buffer in host memory as a NumPy array."""
+    return memory(buffer.pointer, numpy_dtype(buffer.dtype), buffer.dims, buffer.strides)
 
 
 def _truncated(values: Array, dtype: np.dtype[Any]) -> Array:
@@ -190,17 +196,14 @@ class Kernels:
             values = _truncated(values, out.dtype)
         values = values.astype(out.dtype)
         if self.bug == "result as channels first" and out.size:
-            image: Any = (ctypes.c_char * (out.size * out.itemsize)).from_address(buffer.pointer)
-            np.ndarray(out.shape, out.dtype, buffer=image)[...] = values
+            memory(buffer.pointer, out.dtype, out.shape)[...] = values
         else:
             out[...] = values
         if self.bug == "writes past the end":
             end = buffer.pointer + _arguments.span(buffer.dims, buffer.strides) * out.itemsize
-            ctypes.c_uint16.from_address(end).value = 0
+            memory(end, np.dtype(np.uint16), ())[...] = 0
         if self.bug == "writes into the gaps":
-            span = _arguments.span(buffer.dims, buffer.strides)
-            gaps: Any = (ctypes.c_char * (span * out.itemsize)).from_address(buffer.pointer)
-            np.ndarray(span, out.dtype, buffer=gaps)[buffer.strides[0] - 1] = 0
+            memory(buffer.pointer + (buffer.strides[0] - 1) * out.itemsize, out.dtype, ())[...] = 0
 
     def store_parameter(self, buffer: Buffer, values: Array, alpha: float = 1.0, beta: float = 0.0) -> None:
         """Blend and write a parameter."""
