@@ -292,31 +292,21 @@ def find(
     how, named = ("path", os.fsdecode(path)) if path is not None else (spec.variable, os.environ.get(spec.variable))
     if not named:  # an empty variable counts as not set
         return _search(spec, open_library)
-    return _open_named(spec, open_library, how, named)
-
-
-def _open_named(
-    spec: LibrarySpec, open_library: OpenLibrary[Opened], how: str, named: str
-) -> tuple[Opened, str, Attempts]:
     # An absolute path: the loader would search for a bare name and could open another file.
     file = os.path.abspath(os.path.expanduser(named))
-    if not os.path.isfile(file):
-        failure = OpenFailed("open", "is a directory" if os.path.isdir(file) else "no such file")
-    else:
-        try:
-            opened, preloaded = _opened(open_library, file)
-        except OpenFailed as error:
-            failure = error
-        else:
-            how += preloaded
-            _trace(spec, how, file, "opened")
-            return opened, how, ()
-    _trace(spec, how, file, str(failure))
-    raise _NAMED_FILE_ERRORS[failure.kind](
-        f"{spec.label}: the library named by {how} cannot be used, and no other is tried",
-        backend=spec.backend,
-        attempts=((how, file, str(failure)),),
-    ) from failure
+    try:
+        if not os.path.isfile(file):
+            raise OpenFailed("open", "is a directory" if os.path.isdir(file) else "no such file")
+        opened, preloaded = _opened(open_library, file)
+    except OpenFailed as error:
+        _trace(spec, how, file, str(error))
+        raise _NAMED_FILE_ERRORS[error.kind](
+            f"{spec.label}: the library named by {how} cannot be used, and no other is tried",
+            backend=spec.backend,
+            attempts=((how, file, str(error)),),
+        ) from error
+    _trace(spec, how + preloaded, file, "opened")
+    return opened, how + preloaded, ()
 
 
 _PRELOADED = ", what it needs preloaded"
@@ -361,30 +351,29 @@ def _search(spec: LibrarySpec, open_library: OpenLibrary[Opened]) -> tuple[Opene
             if isinstance(place, _Miss):
                 remember(*place)
                 continue
-            how, file, no_load, repair = place
+            how, file, no_load, _ = place
             same = os.path.realpath(file) if os.path.isabs(file) else ""
             if same in failed:
                 remember(how, file, "the same file as above")
                 continue
-            while True:
+            for preload in (place.repair, None):
                 try:
                     opened, preloaded = _opened(open_library, file, no_load)
                 except OpenFailed as error:
                     remember(how, file, str(error))
                     if same:
                         failed.add(same)
-                    if error.kind != "open" or repair is None:
+                    if error.kind != "open" or preload is None:
                         break
                     try:
-                        repair()
+                        preload()
                     except Exception as trouble:
                         remember(how, file, f"preloading what it needs: {_one_line(trouble)}")
                         break
-                    how, repair = how + _PRELOADED, None
+                    how += _PRELOADED
                 else:
-                    how += preloaded
-                    _trace(spec, how, file, "opened")
-                    return opened, how, tuple(attempts)
+                    _trace(spec, how + preloaded, file, "opened")
+                    return opened, how + preloaded, tuple(attempts)
     names = " or ".join(spec.sonames)
     raise LibraryNotFoundError(
         f"{spec.label}: no usable {names} found. To have one: {spec.hint}; or set {spec.variable} to the file. Tried:",
