@@ -61,8 +61,7 @@ def check(argument: str, path: str | os.PathLike[str], kind: Kind, *, empty: boo
     except FileNotFoundError:
         return place
     except (OSError, ValueError) as error:  # no folder on the way; NUL, surrogates
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ArgumentError(argument, name, f"a file that can be written ({reason})") from None
+        raise ArgumentError(argument, name, f"a file that can be written ({reason(error)})") from None
     if found is None:
         raise ArgumentError(argument, name, "the name of a file")
     if not stat.S_ISREG(found.st_mode):
@@ -188,29 +187,17 @@ _ARRAY_HEADER = 1 << 14
 _PIECE = 1 << 18
 
 
-class _Pieces(io.RawIOBase):
+class _Pieces:
     """A file that is not read in large pieces: `zipfile` reads a directory whole, of whatever size it says."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+        self._read, self.seek, self.tell, self.seekable = file.read, file.seek, file.tell, file.seekable
 
     def read(self, size: int = -1, /) -> bytes:
-        data = self._file.read(_DIRECTORY + 1 if size < 0 else min(size, _DIRECTORY + 1))
+        data = self._read(_DIRECTORY + 1 if size < 0 else min(size, _DIRECTORY + 1))
         if len(data) > _DIRECTORY:
             raise ValueError(f"its directory has more than {_DIRECTORY} bytes")
         return data
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
 
 
 class Archive:
