@@ -39,7 +39,7 @@ from pybnorm.check.run import archive, executors, judge_devices, support
 from pybnorm.check.run.session import open_session
 from pybnorm.check.run.whole_run import WholeRun
 from pybnorm.check.run.worker import Worker, check_timeout, failed
-from pybnorm.cli import ARGUMENTS, INTERRUPTED, completion, output, reports
+from pybnorm.cli import ARGUMENTS, INTERRUPTED, completion, output
 from pybnorm.cli.sections import Sectioned
 from pybnorm.errors import ArgumentError
 from pybnorm.reference import namespaces
@@ -49,12 +49,6 @@ _BESIDE = ("--backend", "--library", "--implementation", "--timeout", "--json", 
 _DRAWN = 20
 """Cases with a drawn seed that are printed before the run; the report has all."""
 REQUIRE_DEVICE = "PYBNORM_REQUIRE_DEVICE"
-
-
-def _judge_by(context: click.Context, _: click.Parameter, word: str | None) -> None:
-    """Name the judge to the processes that cases run in."""
-    if word is not None:
-        _export(context, judge_devices.VARIABLE, word)
 
 
 def _load_from(context: click.Context, file: str | None, backends: tuple[str, ...], executor: str) -> None:
@@ -70,18 +64,17 @@ def _load_from(context: click.Context, file: str | None, backends: tuple[str, ..
     _export(context, _core.search_spec(backends[0]).variable, os.path.abspath(file))
 
 
-def _export(context: click.Context, variable: str, value: str) -> None:
-    """Set an environment variable until the command ends."""
+def _export(context: click.Context, variable: str, value: str | None) -> None:
+    """Set an environment variable, which the processes of cases read, until the command ends; None sets nothing."""
+    if value is None:
+        return
     before = os.environ.get(variable)
     os.environ[variable] = value
     own = functools.partial(os.environ.pop, variable, None)
     context.call_on_close(own if before is None else lambda: os.environ.update({variable: before}))
 
 
-_SECTIONS = {"What to run": "--backend", "How": "--jobs", "What to write": "--json", "Other options": "--help"}
-
-
-@click.command(cls=Sectioned, sections=_SECTIONS, short_help="Judge libraries, or your own kernel, by an error bound.")
+@click.command(cls=Sectioned, short_help="Judge libraries, or your own kernel, by an error bound.")
 @click.option(
     "--backend",
     "backends",
@@ -123,7 +116,7 @@ _SECTIONS = {"What to run": "--backend", "How": "--jobs", "What to write": "--js
     nargs=2,
     multiple=True,
     metavar="TOOL LINE",
-    shell_complete=completion.tools,
+    shell_complete=completion.words("benchdnn", "miopendriver"),
     help="A command of benchdnn or miopendriver, as cases. May be repeated.",
 )
 @click.option(
@@ -159,7 +152,7 @@ _SECTIONS = {"What to run": "--backend", "How": "--jobs", "What to write": "--js
     "--executor",
     default="pool",
     show_default=True,
-    shell_complete=completion.executors,
+    shell_complete=completion.words("pool", "process", "dask"),
     help="pool | process | dask[:ADDRESS].",
 )
 @click.option("--same", is_flag=True, help="Refuse nodes (dask workers) whose libraries differ.")
@@ -167,7 +160,7 @@ _SECTIONS = {"What to run": "--backend", "How": "--jobs", "What to write": "--js
     "--judge",
     type=click.Choice(namespaces.NAMES),
     expose_value=False,
-    callback=_judge_by,
+    callback=lambda context, _, word: _export(context, judge_devices.VARIABLE, word),
     help=f"What judges, as in {judge_devices.VARIABLE}. "
     "Default: of large cases the GPU, by CuPy or PyTorch, else NumPy.",
 )
@@ -266,7 +259,7 @@ def check(context: click.Context, /, **options: Any) -> None:
                 lambda name, done, total: progress.update(task, description=name, completed=done, total=total),
             )
         document = _document(run, farm, required, asked, o)
-        trouble = _save(run, document, o.folder, reports.write(document, targets))
+        trouble = _save(run, document, o.folder, output.write_reports(document, targets))
     if not silent:
         terminal.print_results(console, run.results, o.verbose)
     terminal.print_details(console, run.results, o.verbose)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import click
 from click.shell_completion import CompletionItem
@@ -57,14 +57,9 @@ def suites(context: click.Context, parameter: click.Parameter, incomplete: str) 
     return _begun(packaged_suites(), incomplete) or [CompletionItem(incomplete, type="file")]
 
 
-def executors(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the names of what runs cases."""
-    return _begun(("pool", "process", "dask"), incomplete)
-
-
-def tools(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the names of tools whose lines are read."""
-    return _begun(("benchdnn", "miopendriver"), incomplete)
+def words(*all_: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Complete one of these words."""
+    return lambda context, parameter, incomplete: _begun(all_, incomplete)
 
 
 def cases(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -72,19 +67,19 @@ def cases(context: click.Context, parameter: click.Parameter, incomplete: str) -
     before, comma, last = incomplete.rpartition(",")
     tokens = before.split(",") if comma else []
     places = [[*OPERATIONS, *COMPOSED], list(MODES), list(DATA_TYPES), list(LAYOUTS)]
-    words: Iterable[str] = ()
+    possible: Iterable[str] = ()
     name, equals, values = last.partition("=")
     # of alternatives the last one is completed
     done, slash, rest = (values if equals else last).rpartition("/")
     head = before + comma + name * bool(equals) + equals + done + slash
     if len(tokens) < len(places):
-        words = [f"{word}," for word in places[len(tokens)]]
+        possible = [f"{word}," for word in places[len(tokens)]]
     elif len(tokens) > len(places) and equals:
-        words = _values(name)
+        possible = _values(name)
     elif len(tokens) > len(places):
         given = {token.partition("=")[0] for token in tokens[5:]}
-        words = [f"{name}=" for name in OPTIONS.get(tokens[0].partition("/")[0], ()) if name not in given]
-    return [CompletionItem(head + word) for word in words if word.startswith(rest)]
+        possible = [f"{name}=" for name in OPTIONS.get(tokens[0].partition("/")[0], ()) if name not in given]
+    return [CompletionItem(head + word) for word in possible if word.startswith(rest)]
 
 
 def _values(name: str) -> Iterable[str]:

@@ -66,11 +66,14 @@ def info(context: click.Context, json_target: str | None, as_claims: str | None,
         return
     here = machine()
     console.print(f"pybnorm {here['pybnorm']}, Python {here['python']}, {here['platform']}")
-    for item in sorted(found, key=lambda i: (not i.loaded, bool(i.problem))):
+    for item in map(terminal.shown, sorted(found, key=lambda i: (not i.loaded, bool(i.problem)))):
+        console.print()
         if item.loaded or not item.hint or verbose:  # no hint: the file that was named, or a library that dies
             _print_info(console, item, abilities.get(item.backend, []))
         else:
-            _print_absence(console, item)
+            console.print(Text(item.backend, "bold"))
+            _print_folded(console, "  absent     ", f"{item.problem} -v says where it was searched for")
+            _print_folded(console, "  to have it ", item.hint)
 
 
 def _asked(workers: list[Worker], console: Console) -> tuple[list[BackendInfo], dict[str, list[dict[str, Any]]]]:
@@ -120,8 +123,6 @@ def _abilities(backend: str) -> list[dict[str, Any]]:
 
 
 def _print_info(console: Console, item: BackendInfo, rows: list[dict[str, Any]]) -> None:
-    item = terminal.shown(item)
-    console.print()
     console.print(Text.assemble((item.backend, "bold"), f"  {item.label} {version_text(item)}".rstrip()))
     if item.loaded:
         console.print(f"  path       {item.path}", soft_wrap=True)
@@ -155,14 +156,6 @@ def _print_info(console: Console, item: BackendInfo, rows: list[dict[str, Any]])
         _print_folded(console, "    - ", f"{defect.id}: {defect.what}")
     if without := unrecorded(item.backend, item.version, item.digest):
         _print_folded(console, "  ", f"{without}; pybnorm check --suite bugs --backend {item.backend} shows it")
-
-
-def _print_absence(console: Console, item: BackendInfo) -> None:
-    item = terminal.shown(item)
-    console.print()
-    console.print(Text(item.backend, "bold"))
-    _print_folded(console, "  absent     ", f"{item.problem} -v says where it was searched for")
-    _print_folded(console, "  to have it ", item.hint)
 
 
 def _print_folded(console: Console, before: str, text: str) -> None:

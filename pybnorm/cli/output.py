@@ -9,7 +9,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, TypeVar, cast
 
 import click
@@ -245,11 +245,10 @@ class Target:
                 self._stream = open(number, "w", encoding="utf-8")  # noqa: SIM115 (__exit__)
                 return
             _files.try_to_write(option, target, made)
+        except ArgumentError:
+            raise
         except (OSError, ValueError) as error:
-            if isinstance(error, ArgumentError):
-                raise
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise ArgumentError(option, target, f"a file that can be written ({reason})") from None
+            raise ArgumentError(option, target, f"a file that can be written ({reason(error)})") from None
 
     def put(self, write: Callable[[IO[str]], object]) -> None:
         """Have `write` write the whole report. Raises WriteError: the target cannot be written."""
@@ -281,6 +280,31 @@ def _is_stream(target: str) -> bool:
     except (OSError, ValueError):
         return False
     return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
+
+
+def write_reports(document: Mapping[str, Any], targets: Mapping[str, Target]) -> WriteError | None:
+    """Write every report of a run that was asked for. An error does not keep the others from it; the first is returned.
+
+    `document` is as of `pybnorm.check.run.archive.read_run`.
+    """
+    from pybnorm.check.report import html, junit, markdown
+
+    environment, backends, results = (document[key] for key in ("environment", "backends", "cases"))
+    missing, lost = document.get("required_but_absent", ()), document.get("lost_nodes", ())
+    complete = document.get("complete", True)
+    writers: dict[str, Callable[[IO[str]], object]] = {
+        "--json": lambda stream: write_json(document, stream),
+        "--junit": lambda stream: junit.write(stream, environment, backends, results, missing),
+        "--html": lambda stream: html.write(stream, environment, backends, results, lost, complete),
+        "--markdown": lambda stream: markdown.write(stream, backends, results, complete),
+    }
+    trouble: WriteError | None = None
+    for option, target in targets.items():
+        try:
+            target.put(writers[option])
+        except WriteError as error:
+            trouble = trouble or error
+    return trouble
 
 
 def spare_runs(context: click.Context, runs: Sequence[Any]) -> None:

@@ -10,7 +10,7 @@ from pybnorm._text import visible
 from pybnorm.check.compare import comparison as compare
 from pybnorm.check.report import markdown, terminal
 from pybnorm.check.run import archive
-from pybnorm.cli import output, reports
+from pybnorm.cli import output
 from pybnorm.errors import ArgumentError
 
 
@@ -52,5 +52,5 @@ def report(context: click.Context, /, run: str, annotations: bool, verbose: bool
         terminal.print_details(console, results, verbose)
         terminal.print_totals(console, results, sum(r.seconds for r in results))
         terminal.print_conclusions(console, document["backends"], results, document.get("complete", True))
-    if trouble := reports.write(document, targets):
+    if trouble := output.write_reports(document, targets):
         raise trouble

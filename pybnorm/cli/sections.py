@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
 
 import click
 
 import pybnorm
 
+_SECTIONS = {"--backend": "What to run", "--jobs": "How", "--json": "What to write", "--help": "Other options"}
+"""Titles by the first option of each section."""
+
 
 class Sectioned(click.Command):
-    """A command with its options' help in `sections`: the first option of each by its title."""
-
-    def __init__(self, *arguments: Any, sections: Mapping[str, str], **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.sections = sections
+    """A command with its options' help in sections."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a list of options for each section."""
-        titles = {option: title for title, option in self.sections.items()}
         records: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
-            title = titles.get(parameter.opts[-1], next(reversed(records), ""))
+            title = _SECTIONS.get(parameter.opts[-1], next(reversed(records), ""))
             records.setdefault(title, []).extend(filter(None, [parameter.get_help_record(ctx)]))
         for title, found in records.items():
             with formatter.section(title):
