@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import itertools
 import math
 import os
@@ -487,47 +488,43 @@ class _Outputs:
 
     def __init__(self, case: str, present: Mapping[Side, CaseResult]) -> None:
         self.results = present
+        self._read: dict[Side, dict[str, Array]] = {}
         self.digests: dict[Side, dict[str, str]] = {}
         for side, result in present.items():
             if side.run.folder is not None and result.saved:
                 self.digests[side] = archive.output_digests(side.run.folder, result.saved, result.backend, result.case)
-        self._arrays: dict[Side, dict[str, Array]] = {}
-        self._expected: Expected | None = None
-        self.problem: Problem | None
         try:
             self.problem = Problem.parse(case)
         except ArgumentError:  # written by a version with more options
-            self.problem = None
+            self.digests = {}
 
     def both(self, first: Side, second: Side) -> list[str]:
         """Outputs that both sides have."""
-        if self.problem is None or first not in self.digests or second not in self.digests:
-            return []
-        known = OUTPUTS[self.problem.word]
-        return [name for name in self.digests[first] if name in self.digests[second] and name in known]
+        one, two = self.digests.get(first, {}), self.digests.get(second, {})
+        return [name for name in one if name in two and name in OUTPUTS[self.problem.word]]
 
     def pair(self, first: Side, second: Side, output: str) -> OutputPair:
         one, two = self._tier(first, output), self._tier(second, output)
         if self.digests[first][output] == self.digests[second][output]:
             elements = next((v.elements for v in self.results[first].verdicts if v.output == output), 0)
             return OutputPair(output, Outcome.EQUAL, elements, classes=(one.name, two.name))
-        if self._expected is None:
-            assert self.problem is not None
-            self._expected = expect(self.problem, generate(self.problem))
-        values = self._array(first, output), self._array(second, output)
+        values = self._arrays(first)[output], self._arrays(second)[output]
         return compare_outputs(self._expected, output, values, (one, two))
 
+    @functools.cached_property
+    def _expected(self) -> Expected:
+        return expect(self.problem, generate(self.problem))
+
     def _tier(self, side: Side, output: str) -> Tier:
-        assert self.problem is not None
         classes = tiers(self.problem, output)
         named = {v.tier for v in self.results[side].verdicts if v.output == output}
         return next((tier for tier in classes if tier.name in named), classes[-1])
 
-    def _array(self, side: Side, output: str) -> Array:
-        if side not in self._arrays:
+    def _arrays(self, side: Side) -> dict[str, Array]:
+        if side not in self._read:
             assert side.run.folder is not None
-            self._arrays[side] = archive.read_outputs(side.run.folder, self.results[side].saved)
-        return self._arrays[side][output]
+            self._read[side] = archive.read_outputs(side.run.folder, self.results[side].saved)
+        return self._read[side]
 
 
 def _case(case: str, present: Mapping[Side, CaseResult]) -> tuple[list[CasePair], list[Alone]]:
