@@ -37,13 +37,10 @@ _LARGEST = {
 }
 
 _NO_ACTIVATION = (Activation.NONE, 0.0, 0.0)
-_ACTIVATIONS: dict[object, Any] = {a: a for a in Activation}
-_MODES: dict[object, Any] = {m: m for m in Mode}
-_OPERATIONS: dict[object, Any] = {o: o for o in Operation}
-_LAYOUTS: dict[object, Any] = {v: v for v in Layout}
-_DATA_TYPES: dict[object, Any] = {d: d for d in DataType}
-for _table in (_ACTIVATIONS, _MODES, _OPERATIONS, _LAYOUTS, _DATA_TYPES):
-    _table |= {member.name.lower(): member for member in tuple(_table)}  # type: ignore[attr-defined]
+_ACTIVATIONS, _MODES, _OPERATIONS, _LAYOUTS, _DATA_TYPES = (
+    dict[object, Any]([*zip(kind, kind, strict=True), *((member.name.lower(), member) for member in kind)])
+    for kind in (Activation, Mode, Operation, Layout, DataType)
+)
 # the words of the command line
 _MODES |= {"peract": Mode.PER_ACTIVATION, "persistent": Mode.SPATIAL_PERSISTENT}
 _OPERATIONS |= dict.fromkeys(("train", "training"), Operation.FORWARD_TRAINING)
