@@ -114,10 +114,9 @@ def _end(file: IO[bytes], before: int | None) -> str:
         os.close(before)
     file.seek(0)
     data = file.read()
-    rest = memoryview(data)
-    with contextlib.suppress(OSError):  # nobody reads standard error: no reason to fail
-        while rest and before is not None:
-            rest = rest[os.write(2, rest) :]
+    if before is not None:
+        with contextlib.suppress(OSError), open(2, "wb", closefd=False) as stream:  # if nobody reads it, all is well
+            stream.write(data)
     return data.decode("utf-8", "replace").strip()
 
 
