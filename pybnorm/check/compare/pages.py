@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO
 
 from pybnorm._text import write_visible
 from pybnorm.check.compare import comparison as compare
@@ -53,12 +53,12 @@ def write_comparison(target: str | os.PathLike[str] | IO[str], comparison: compa
         equal_left_out=len(cases) - len(listed),
         judged=[s.value for s in Status if s not in UNJUDGED],
         nearer_text=compare.nearer_text,
-        data=page_data.script(_case_pairs(listed, bad[:DETAILS])),
+        data=_case_pairs(listed, bad[:DETAILS]),
     )
     write_visible(target, text)
 
 
-def _case_pairs(listed: Sequence[compare.CasePair], shown: Sequence[compare.CasePair]) -> dict[str, Any]:
+def _case_pairs(listed: Sequence[compare.CasePair], shown: Sequence[compare.CasePair]) -> str:
     """The table of cases of a comparison."""
     statuses = [s.value for s in Status]
     outcomes = [o.value for o in compare.Outcome]
@@ -74,7 +74,7 @@ def _case_pairs(listed: Sequence[compare.CasePair], shown: Sequence[compare.Case
         Column("case", "case", [c.case for c in listed]),
     ]
     rows = {id(c): i for i, c in enumerate(listed)}
-    return page_data.data(columns, {}, {rows[id(c)]: _difference(c) for c in shown})
+    return page_data.script(columns, details={rows[id(c)]: _difference(c) for c in shown})
 
 
 def _difference(case: compare.CasePair) -> list[Block]:
@@ -107,6 +107,6 @@ def write_versions(target: str | os.PathLike[str] | IO[str], found: versions.Mat
         found=found,
         sentences=versions.sentences(found),
         date=machine()["date"],
-        data=page_data.script(page_data.data(columns, {}, {})),
+        data=page_data.script(columns),
     )
     write_visible(target, text)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from pybnorm.check.compare import conclusions
@@ -19,7 +19,6 @@ from pybnorm.check.compare.comparison import (
     Change,
     Comparison,
     Outcome,
-    OutputPair,
     Pair,
     bits_text,
     difference_cells,
@@ -71,9 +70,8 @@ def print_comparison(console: Console, comparison: Comparison, verbose: bool = F
 
 def _print_pairs(console: Console, comparison: Comparison) -> None:
     present = [o for o in Outcome if any(o.value in pair.outcomes for pair in comparison.pairs)]
-    table = Table(box=box.SIMPLE_HEAD, title="pairs; ratio is the worst difference / sum of both bounds")
-    for name in ("first", "second", "kind"):
-        table.add_column(name, no_wrap=True)
+    words = [Column(name, no_wrap=True) for name in ("first", "second", "kind")]
+    table = Table(*words, box=box.SIMPLE_HEAD, title="pairs; ratio is the worst difference / sum of both bounds")
     for name in ("cases", *(o.value for o in present), "ratio", "nearer to the reference", "only first", "only second"):
         table.add_column(name, justify="right")
     for pair in comparison.pairs:
@@ -134,26 +132,20 @@ def _print_beyond(console: Console, comparison: Comparison, verbose: bool) -> No
                 console.print(f"  {side}: {reason}", soft_wrap=True)
         for output in case.outputs:
             if not output.outcome.good:
-                _print_output(console, case, output, None if verbose else POINTS)
+                console.print(f"  {output.output}: {output_text(output)}")
+                if output.worst:
+                    bound = f"bound ({'+'.join(output.classes)})"
+                    titles = ("index", "reference", case.first, case.second, bound, "ratio")
+                    print_points(console, titles, map(difference_cells, output.worst[: None if verbose else POINTS]))
     if len(bad) > SHOWN and not verbose:
         console.print(f"and {len(bad) - SHOWN} more; all with -v, --json or --html")
-
-
-def _print_output(console: Console, case: CasePair, output: OutputPair, most: int | None) -> None:
-    text = f"  {output.output}: {output_text(output)}"
-    console.print(text)
-    if output.worst:
-        titles = ("index", "reference", case.first, case.second, f"bound ({'+'.join(output.classes)})", "ratio")
-        print_points(console, titles, map(difference_cells, output.worst[:most]))
 
 
 def _print_alone(console: Console, comparison: Comparison, verbose: bool) -> None:
     if not comparison.alone:
         return
-    table = Table(box=box.SIMPLE_HEAD, title="who stands alone")
-    for name in ("alone", "output", "agree with one another"):
-        table.add_column(name)
-    table.add_column("CASE", overflow="fold")
+    case = Column("CASE", overflow="fold")
+    table = Table("alone", "output", "agree with one another", case, box=box.SIMPLE_HEAD, title="who stands alone")
     for item in comparison.alone if verbose else comparison.alone[:SHOWN]:
         groups = " | ".join(", ".join(group) for group in item.groups if item.alone not in group)
         table.add_row(Text(item.alone or "no single one", "bold"), item.output, groups, Text(item.case))

@@ -13,7 +13,7 @@ from pybnorm._text import one_line
 from pybnorm.check.judging.bounds import Status
 from pybnorm.check.judging.results import CaseResult, cases_text, cell_text, to_json, version_text, worst_verdict
 from pybnorm.check.language.lines import load_suite, packaged_suites
-from pybnorm.check.report.conclusions import known_text
+from pybnorm.check.report.conclusions import by_status, known_text
 from pybnorm.check.report.markdown import table
 from pybnorm.check.run import archive
 from pybnorm.errors import ArgumentError
@@ -32,14 +32,9 @@ class Version:
     results: dict[str, CaseResult]
 
     @property
-    def counts(self) -> dict[Status, int]:
-        """Cases by status, from good to bad."""
-        counts = Counter(r.status for r in self.results.values())
-        return {status: counts[status] for status in Status if counts[status]}
-
-    def known(self, status: Status) -> str:
-        """Counts of the cases of a status that known defects do not explain, and do."""
-        return known_text([r for r in self.results.values() if r.status == status])
+    def by_status(self) -> dict[Status, list[CaseResult]]:
+        """The cases of each status, from good to bad."""
+        return by_status(self.results.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,9 +168,9 @@ def _lines(found: Matrix) -> Iterator[str]:
     yield ""
     rows = []
     for version in found.versions:
-        counts = version.counts
-        others = (f"{n} {s.value}{version.known(s)}" for s, n in counts.items() if s not in _COLUMNS)
-        row = [version.name, version.machine, str(len(version.results)), *(str(counts.get(s, 0)) for s in _COLUMNS)]
+        own = version.by_status
+        others = (f"{len(found)} {s.value}{known_text(found)}" for s, found in own.items() if s not in _COLUMNS)
+        row = [version.name, version.machine, str(len(version.results)), *(str(len(own.get(s, ()))) for s in _COLUMNS)]
         rows.append([*row, ", ".join(others) or "0"])
     yield from table(["version", "machine", "cases", *(s.value for s in _COLUMNS), "others"], rows)
     if found.suites:
@@ -197,7 +192,7 @@ def document(found: Matrix) -> dict[str, Any]:
     """Give it as plain values."""
     return {
         "versions": [
-            {"version": v.name, "machine": v.machine, "counts": {s.value: n for s, n in v.counts.items()}}
+            {"version": v.name, "machine": v.machine, "counts": {s.value: len(own) for s, own in v.by_status.items()}}
             for v in found.versions
         ],
         "suites": {name: [vars(share) for share in shares] for name, shares in found.suites.items()},

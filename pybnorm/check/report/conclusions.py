@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from pybnorm.check.judging.bounds import Status
@@ -60,6 +60,14 @@ def conclusions(infos: Sequence[BackendInfo], results: Sequence[CaseResult], com
         sentence = f"{name}: {'' if complete else 'so far, '}{_conclusion(own, worst)}."
         found.append(Conclusion(sentence, worst))
     return found
+
+
+def by_status(results: Iterable[CaseResult]) -> dict[Status, list[CaseResult]]:
+    """The results of each status that there is, from good to bad."""
+    found: dict[Status, list[CaseResult]] = {status: [] for status in Status}
+    for result in results:
+        found[result.status].append(result)
+    return {status: own for status, own in found.items() if own}
 
 
 def known_text(results: Sequence[CaseResult]) -> str:

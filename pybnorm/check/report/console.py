@@ -7,7 +7,7 @@ from typing import Any
 
 import rich.console
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Span, Text
 
 from pybnorm._text import visible
@@ -33,11 +33,14 @@ class Console(rich.console.Console):
         return super().render(renderable, options)
 
 
+def number(title: str) -> Column:
+    """A table's column of numbers."""
+    return Column(title, justify="right", no_wrap=True)
+
+
 def print_points(console: rich.console.Console, titles: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     """A table of the worst elements of an output."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2))
-    for title in titles:
-        table.add_column(title, justify="right", no_wrap=True)
+    table = Table(*map(number, titles), box=None, pad_edge=False, padding=(0, 2, 0, 2))
     for row in rows:
         table.add_row(*row)
     console.print(table)

@@ -8,7 +8,7 @@ import importlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import IO, Any
 
 from pybnorm._text import write_visible
@@ -20,6 +20,7 @@ from pybnorm.check.judging.results import (
     CaseResult,
     LostNode,
     badness,
+    by_label,
     cases_text,
     cell_text,
     decisive,
@@ -41,7 +42,7 @@ from pybnorm.check.judging.results import (
 )
 from pybnorm.check.language import vendor_lines
 from pybnorm.check.report import page_data, plots
-from pybnorm.check.report.conclusions import conclusions, known_text
+from pybnorm.check.report.conclusions import by_status, conclusions, known_text
 from pybnorm.check.report.page_data import Block, Column
 from pybnorm.check.report.patterns import causes
 from pybnorm.check.report.plots import operation
@@ -107,7 +108,7 @@ def write(
         lost=[lost_text(dataclasses.replace(n, host=n.host and host_digest(n.host))) for n in lost],
         not_run=not_run(results),
         results=results,
-        totals=[_total(name, [r for r in results if r.backend == name]) for name in names],
+        libraries=by_label(plainly),
         causes=[
             {
                 "cause": cause,
@@ -124,17 +125,18 @@ def write(
         groups=_groups(results, [(name, layout) for name in names for layout in layouts]),
         heat_map=plots.heat_map(results, names) if results else "",
         strips=plots.strips({name: points for name, points in ratios.items() if points}) if results else "",
-        defects=_defects(results),
+        known=Counter(w for r in results for w in re.split(r",\s*", r.known) if w).most_common(),
+        recorded={defect.id: defect for defect in DEFECTS},
         left_out=len(bad) - sum(results[i].status != Status.UNSUPPORTED for i in shown),
         details=len(shown),
-        data=page_data.script(_cases(results, plainly, found, shown)),
+        data=_cases(results, plainly, found, shown),
     )
     write_visible(target, text)
 
 
 def _cases(
     results: Sequence[CaseResult], plainly: Sequence[CaseResult], found: Sequence[Any], shown: Sequence[int]
-) -> dict[str, Any]:
+) -> str:
     """The table of cases."""
     outputs = [n for n in TITLES if any(v.output == n for r in results for v in r.verdicts)]
     cause = {id(r): f"{number} {c.text}" for number, c in enumerate(found, 1) for r in c.cases}
@@ -152,7 +154,7 @@ def _cases(
     commands = {
         r.backend: repro(dataclasses.replace(p, case="CASE", judge="")) for r, p in zip(results, plainly, strict=True)
     }
-    return page_data.data(columns, commands, {i: _details(results[i]) for i in shown})
+    return page_data.script(columns, commands, {i: _details(results[i]) for i in shown})
 
 
 def _cell(verdict: Verdict | None) -> Any:
@@ -217,15 +219,11 @@ def render(template: str, **values: Any) -> str:
     from markupsafe import Markup, escape
 
     values |= {name: Markup(values[name]) for name in ("heat_map", "strips", "data") if name in values}
-    words: dict[str, Any] = {f.__name__: f for f in (ratio_text, version_text, unrecorded, cases_text)}
+    words: dict[str, Any] = {
+        f.__name__: f for f in (ratio_text, version_text, unrecorded, cases_text, by_status, known_text)
+    }
     words["breakable"] = lambda case: escape(case).replace(",", Markup(",<wbr>"))  # a line may end behind each word
     return _templates().get_template(template).render(colours=plots.COLOURS, **words, **values)
-
-
-def _total(backend: str, results: Sequence[CaseResult]) -> dict[str, Any]:
-    own = {s.value: found for s in Status if (found := [r for r in results if r.status == s])}
-    counts, known = ({status: of(found) for status, found in own.items()} for of in (len, known_text))
-    return {"backend": backend, "cases": len(results), "counts": counts, "known": known}
 
 
 def _groups(results: Sequence[CaseResult], columns: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
@@ -254,14 +252,3 @@ def _group_cell(results: Sequence[CaseResult]) -> dict[str, Any]:
         "ratio": cell_text(one) if one is not None else "",
         "refused": len(refused),
     }
-
-
-def _defects(results: Iterable[CaseResult]) -> list[dict[str, Any]]:
-    """Each known defect that explains a result, with what is recorded about it."""
-    counts = Counter(word for r in results for word in re.split(r",\s*", r.known) if word)
-    recorded = {defect.id: (defect.what, defect.links) for defect in DEFECTS}
-    found = []
-    for word, count in counts.most_common():
-        what, links = recorded.get(word, ("", ()))
-        found.append({"id": word, "count": count, "what": what, "links": links})
-    return found

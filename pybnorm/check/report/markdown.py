@@ -23,7 +23,7 @@ from pybnorm.check.judging.results import (
     not_run,
     repro,
 )
-from pybnorm.check.report.conclusions import conclusions, known_text
+from pybnorm.check.report.conclusions import by_status, conclusions, known_text
 from pybnorm.defects import unrecorded
 
 FAILURES = 20
@@ -52,11 +52,16 @@ def _lines(backends: Sequence[BackendInfo], results: Sequence[CaseResult], compl
     if text := not_run(results):
         yield f"- **{text}**"
     yield ""
-    present = [status for status in Status if any(r.status == status for r in results)]
-    yield from table(("library", *(s.value for s in present)), _totals(results, present))
+    present = by_status(results)
+    libraries = {name: by_status(own) for name, own in by_label(results).items()}
+    counts = (
+        [name, *(f"{len(found)}{known_text(found)}" for found in (own.get(status, []) for status in present))]
+        for name, own in libraries.items()
+    )
+    yield from table(("library", *(s.value for s in present)), counts)
     yield from _failures("What is wrong", _worst_first(r for r in results if not r.good))
     yield from _failures("Known defects, allowed", _worst_first(r for r in results if r.allowed))
-    refused = Counter((r.backend, r.message.partition("\n")[0]) for r in results if r.status == Status.UNSUPPORTED)
+    refused = Counter((r.backend, _first(r)) for r in results if r.status == Status.UNSUPPORTED)
     if refused:
         yield f"## Not supported: {cases_text(sum(refused.values()))}"
         yield ""
@@ -77,7 +82,7 @@ def _failures(title: str, bad: Sequence[CaseResult]) -> Iterator[str]:
     yield f"## {title}: {cases_text(len(bad))}"
     yield ""
     rows = (
-        (r.status.value, _code(r.case), _worst(r), r.known or _plain(r.message.partition("\n")[0]), _code(repro(r)))
+        (r.status.value, _code(r.case), _worst(r), r.known or _plain(_first(r)), _code(repro(r)))
         for r in bad[:FAILURES]
     )
     yield from table(("status", "case", "worst error / bound", "why", "to see it again"), rows)
@@ -97,7 +102,7 @@ def ci_annotations(results: Sequence[CaseResult]) -> list[str]:
     for command, said, found in kinds:
         lines += [
             f"::{command} title={_escaped(f'{r.backend}: {r.status.value}', ',:')}::"
-            + _escaped("\n".join([r.case, _why(r), _worst(r), repro(r)]))
+            + _escaped("\n".join([r.case, f"known defect {r.known}" if r.known else _first(r), _worst(r), repro(r)]))
             for r in _worst_first(found)[:_ANNOTATIONS]
         ]
         if len(found) > _ANNOTATIONS:
@@ -109,18 +114,12 @@ def _worst_first(results: Iterable[CaseResult]) -> list[CaseResult]:
     return sorted(results, key=lambda r: (r.status.severity, not r.known, badness(r)), reverse=True)
 
 
-def _why(result: CaseResult) -> str:
-    return f"known defect {result.known}" if result.known else result.message.partition("\n")[0]
+def _first(result: CaseResult) -> str:
+    return result.message.partition("\n")[0]
 
 
 def _worst(result: CaseResult) -> str:
     return ", ".join(f"{v.output} {cell_text(v)}" for v in result.verdicts if not v.status.good)
-
-
-def _totals(results: Sequence[CaseResult], present: Sequence[Status]) -> Iterator[Sequence[str]]:
-    for name, own in by_label(results).items():
-        counts = [[r for r in own if r.status == status] for status in present]
-        yield name, *(f"{len(found)}{known_text(found)}" for found in counts)
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

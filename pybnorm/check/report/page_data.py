@@ -36,20 +36,24 @@ class Column(NamedTuple):
 _CODED = ("pick", "word", "badge", "hidden", "note")
 
 
-def data(
-    columns: Sequence[Column], commands: Mapping[str, str], details: Mapping[int, Sequence[Block]]
-) -> dict[str, Any]:
-    """Collect what the page's script makes a table of.
+def script(
+    columns: Sequence[Column],
+    commands: Mapping[str, str] | None = None,
+    details: Mapping[int, list[Block]] | None = None,
+) -> str:
+    """The text of a script element, which no text in it can end: a table for the page's script.
 
     `commands`: by a text of the column "library", the command that runs a case, with CASE in its place. `details`: by
     row: what is shown where its case is opened.
     """
-    return {
+    found = {
         "columns": [_packed(column) for column in columns],
-        "commands": dict(commands),
+        "commands": commands or {},
         "rows": len(columns[0].cells) if columns else 0,
-        "details": {str(row): blocks for row, blocks in details.items()},
+        "details": {str(row): blocks for row, blocks in (details or {}).items()},
     }
+    text = json.dumps(_shown(found), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _packed(column: Column) -> dict[str, Any]:
@@ -91,12 +95,6 @@ def _short(cell: Any) -> str:
     if cell == "":
         return ""
     return re.sub(r"^0(?=\.)|(?<=e[+-])0", "", ratio_text(cell))
-
-
-def script(found: Mapping[str, Any]) -> str:
-    """`data` as the text of a script element, which no text in it can end."""
-    text = json.dumps(_shown(found), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _shown(value: Any) -> Any:

@@ -62,7 +62,8 @@ def causes(results: Sequence[CaseResult]) -> list[Cause]:
         judged = [r for r in own if r.status != Status.UNSUPPORTED]
         for i, result in enumerate(judged):
             if result.status != Status.PASS:
-                kinds.setdefault((result.status, result.known, _said(result)), []).append(i)
+                said = _NUMBER.sub("#", result.message.partition("\n")[0])[:120]
+                kinds.setdefault((result.status, result.known, said), []).append(i)
         having: dict[str, int] = {}  # by word, the cases that have it, each a bit
         for i, result in enumerate(judged):
             for word in _words(result):
@@ -74,11 +75,6 @@ def causes(results: Sequence[CaseResult]) -> list[Cause]:
                 cases = sorted((judged[i] for i in some), key=_elements)
                 found.append(Cause(library, status, known, words, size, tuple(cases)))
     return sorted(found, key=lambda cause: (-cause.status.severity, bool(cause.known), -len(cause.cases)))
-
-
-def _said(result: CaseResult) -> str:
-    """Give what the library said, without its numbers."""
-    return _NUMBER.sub("#", result.message.partition("\n")[0])[:120]
 
 
 def _words(result: CaseResult) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from pybnorm._text import one_line
@@ -35,8 +35,8 @@ from pybnorm.check.judging.results import (
     worst_verdicts,
 )
 from pybnorm.check.language import vendor_lines
-from pybnorm.check.report.conclusions import conclusions, known_text
-from pybnorm.check.report.console import print_points
+from pybnorm.check.report.conclusions import by_status, conclusions, known_text
+from pybnorm.check.report.console import number, print_points
 from pybnorm.check.run.support import NEWLY_UNSUPPORTED, NO_LONGER_REPEATABLE
 
 STYLES = {
@@ -125,24 +125,15 @@ def _print_rows(console: Console, title: str, rows: Sequence[CaseResult], column
     if console.width < WIDE:
         _print_narrow(console, rows)
         return
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("status", no_wrap=True)
-    for name in columns.values():
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("repeat", no_wrap=True)
     known = any(r.known for r in rows)
-    if known:
-        table.add_column("known")
-    table.add_column("CASE", overflow="fold")
+    status, repeat = Column("status", no_wrap=True), Column("repeat", no_wrap=True)
+    last = [*[Column("known")] * known, Column("CASE", overflow="fold")]
+    table = Table(status, *map(number, columns.values()), repeat, *last, box=box.SIMPLE_HEAD)
     for result in rows:
         by_name = {v.output: v for v in result.verdicts}
-        repeat = {"": "", "equal": "="}.get(result.repeat, "differs")
-        cells: list[Text | str] = [
-            *(_cell(by_name.get(name)) for name in columns),
-            repeat,
-            *[Text(result.known)] * known,
-        ]
-        table.add_row(Text(result.status.value, _style(result)), *cells, Text(result.case))
+        cells = [Text(result.status.value, _style(result)), *(_cell(by_name.get(name)) for name in columns)]
+        cells += [Text({"": "", "equal": "="}.get(result.repeat, "differs")), *[Text(result.known)] * known]
+        table.add_row(*cells, Text(result.case))
     console.print(table)
 
 
@@ -163,16 +154,10 @@ def _print_narrow(console: Console, rows: Sequence[CaseResult]) -> None:
 def _print_groups(console: Console, title: str, rows: Sequence[CaseResult], columns: Mapping[str, str]) -> None:
     """Cases of each dtype and layout: how many have which status, and the worst error / bound."""
     console.print(Text(f"{title}: the worst error / bound of each group", "bold"))
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("mode", "dtype", "layout"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("cases", justify="right", no_wrap=True)
-    present = [status for status in Status if any(r.status == status for r in rows)]
-    for status in present:
-        table.add_column(status.value, justify="right", no_wrap=True)
-    narrow = console.width < WIDE
-    for name in ["worst"] if narrow else columns.values():
-        table.add_column(name, justify="right", no_wrap=True)
+    present, narrow = by_status(rows), console.width < WIDE
+    numbers = ["cases", *(status.value for status in present), *(["worst"] if narrow else columns.values())]
+    words = [Column(name, no_wrap=True) for name in ("mode", "dtype", "layout")]
+    table = Table(*words, *map(number, numbers), box=box.SIMPLE_HEAD)
     for group, members in groups(rows).items():
         counts = Counter(r.status for r in members)
         cells: list[Text | str] = [*group, str(len(members)), *(Text(str(counts[s] or ""), STYLES[s]) for s in present)]
@@ -234,13 +219,11 @@ def print_details(console: Console, results: Sequence[CaseResult], verbose: bool
 def print_totals(console: Console, results: Sequence[CaseResult], seconds: float, notes: Iterable[str] = ()) -> None:
     """Cases of each status, per backend, and what else is to be said of them all."""
     for backend, own in by_label(results).items():
-        counts = Counter(r.status for r in own)
         text = Text.assemble((f"{backend}: ", "bold"), cases_text(len(own)))
-        for status in Status:
-            if counts[status]:
-                text.append(f", {counts[status]} ")
-                text.append(status.value, STYLES[status])
-                text.append(known_text([r for r in own if r.status == status]))
+        for status, found in by_status(own).items():
+            text.append(f", {len(found)} ")
+            text.append(status.value, STYLES[status])
+            text.append(known_text(found))
         console.print(text)
     for note in notes:
         console.print(note, soft_wrap=True)
