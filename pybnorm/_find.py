@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from pybnorm.errors import (
     LibraryError,
@@ -34,7 +34,6 @@ __all__ = ["SPECS", "LibrarySpec", "OpenFailed", "file_digest", "find"]
 _ENDS = 1 << 20
 
 Attempts = tuple[tuple[str, str, str], ...]
-Opened_co = TypeVar("Opened_co", covariant=True)
 
 # Kinds of failure of a file that was named explicitly.
 _NAMED_FILE_ERRORS: dict[str, type[LibraryError]] = {
@@ -59,13 +58,9 @@ class OpenFailed(Exception):
         return self.message
 
 
-class OpenLibrary(Protocol[Opened_co]):
-    """Opens a path or bare soname and resolves its symbols; ``no_load``: only if it is already loaded."""
-
-    def __call__(self, file: str, no_load: bool, /) -> Opened_co: ...
-
-
 Opened = TypeVar("Opened")
+OpenLibrary = Callable[[str, bool], Opened]
+"""Opens a path or bare soname and resolves its symbols; with True only if it is already loaded."""
 
 
 @dataclass(frozen=True)
