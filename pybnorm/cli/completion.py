@@ -75,17 +75,12 @@ def cases(context: click.Context, parameter: click.Parameter, incomplete: str) -
     if len(tokens) < len(places):
         possible = [f"{word}," for word in places[len(tokens)]]
     elif len(tokens) > len(places) and equals:
-        possible = _values(name)
+        algorithms = (word for backend in pybnorm.backends() for word in pybnorm.algorithms(backend))
+        possible = dict.fromkeys(algorithms) if name == "algorithm" else _VALUES.get(name, ())
     elif len(tokens) > len(places):
         given = {token.partition("=")[0] for token in tokens[5:]}
         possible = [f"{name}=" for name in OPTIONS.get(tokens[0].partition("/")[0], ()) if name not in given]
     return [CompletionItem(head + word) for word in possible if word.startswith(rest)]
-
-
-def _values(name: str) -> Iterable[str]:
-    if name == "algorithm":
-        return dict.fromkeys(word for backend in pybnorm.backends() for word in pybnorm.algorithms(backend))
-    return _VALUES.get(name, ())
 
 
 def _begun(words: Iterable[str], incomplete: str) -> list[CompletionItem]:
