@@ -40,11 +40,9 @@ def write_comparison(target: str | os.PathLike[str] | IO[str], comparison: compa
         comparison=comparison,
         found=conclusions.found(comparison),
         date=machine()["date"],
-        lost_text=compare.lost_text,
+        compare=compare,
         outcomes=[o.value for o in compare.Outcome if any(c.outcome == o for c in cases)],
         changes=changes,
-        accuracy=compare.ACCURACY,
-        reference_alone=compare.REFERENCE_ALONE,
         limit=LISTED,
         details=min(len(bad), DETAILS),
         left_out=max(0, len(bad) - DETAILS),
@@ -52,7 +50,6 @@ def write_comparison(target: str | os.PathLike[str] | IO[str], comparison: compa
         strips=plots.strips(panels) if panels else "",
         equal_left_out=len(cases) - len(listed),
         judged=[s.value for s in Status if s not in UNJUDGED],
-        nearer_text=compare.nearer_text,
         data=_case_pairs(listed, bad[:DETAILS]),
     )
     write_visible(target, text)
