@@ -35,6 +35,8 @@ allowed.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from pybnorm import _arguments
@@ -45,6 +47,7 @@ from pybnorm.reference.axes import (
     GatherStats,
     Stats,
     _Case,
+    _given,
     _gradients,
     backward_elemt,
     backward_frozen,
@@ -63,7 +66,6 @@ from pybnorm.reference.mathematics import (
     ForwardTraining,
     _blend,
     _inverse,
-    _normalize,
     _statistics,
 )
 from pybnorm.reference.rounding import Array, Index, _load, round_to
@@ -156,26 +158,25 @@ def forward_training(
     if running:
         old = {"running_mean": case.parameter("running_mean", running_mean)}
         old["running_variance"] = case.parameter("running_variance", running_variance)
-    y = case.result()
-    saved = ("saved_mean", "saved_inv_variance", "variance")
-    results: dict[str, Array | None] = dict.fromkeys(("running_mean", "running_variance"))
-    results |= {name: np.empty(case.derived) for name in (*saved, *old)}
-    for kept, index in case.tiles():
+    results: dict[str, Any] = dict.fromkeys(("running_mean", "running_variance"))
+    results |= {name: np.empty(case.derived) for name in ("saved_mean", "saved_inv_variance", "variance", *old)}
+
+    def statistics(kept: Index, i: Index) -> tuple[Array, Array]:
         with np.errstate(invalid="ignore"):  # inf and signalling NaN in x give NaN
             mean, squares = _statistics(walk, kept, case.x)
         variance = squares / walk.count
         inv_variance = _inverse(variance, epsilon)
-        batch = dict(zip(saved, (mean, inv_variance, variance), strict=True))
+        batch = {"saved_mean": mean, "saved_inv_variance": inv_variance, "variance": variance}
         if running:
-            estimate = squares / (walk.count - 1) if unbiased else variance
-            for name, values in (("running_mean", mean), ("running_variance", estimate)):
-                batch[name] = _blend(factor, values, 1.0 - factor, None if factor == 1 else old[name], index)
+            estimates = mean, squares / (walk.count - 1) if unbiased else variance
+            for estimate, (name, values) in zip(estimates, old.items(), strict=True):
+                batch[name] = _blend(factor, estimate, 1.0 - factor, None if factor == 1 else values, i)
         for name, values in batch.items():
-            results[name][index] = values  # type: ignore[index]
-        with np.errstate(invalid="ignore", over="ignore"):  # of an infinite inv_variance: inf and NaN, as in IEEE 754
-            slope = alpha * (_load(scales[index]) * inv_variance)
-            _normalize(walk, kept, case.x, mean, slope, alpha * _load(biases[index]), beta, prior, y)
-    return ForwardTraining(case.restore(y), **results)  # type: ignore[arg-type]
+            results[name][i] = values
+        return mean, inv_variance
+
+    y = case.normalized(scales, biases, statistics, alpha, beta, prior).y
+    return ForwardTraining(y, **results)
 
 
 def forward_inference(
@@ -212,12 +213,8 @@ def forward_inference(
         Operation.FORWARD_INFERENCE, {"x": tensor}, mode=mode, alpha=alpha, beta=beta, epsilon=epsilon
     )
     case = _Case(x, mode=bn_mode)
-    means, variances = case.parameter("running_mean", running_mean), case.variance("running_variance", running_variance)
+    statistics = _given(case, epsilon, running_mean=running_mean, running_variance=running_variance)
     scales, biases = case.parameter("scale", scale), case.parameter("bias", bias)
-
-    def statistics(_: Index, i: Index) -> tuple[Array, Array]:
-        return _load(means[i]), _inverse(_load(variances[i]), epsilon)
-
     return case.normalized(scales, biases, statistics, alpha, beta, prior)
 
 

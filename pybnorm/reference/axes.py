@@ -15,13 +15,11 @@ from pybnorm.reference.blocks import _data, _parameter, _Walk
 from pybnorm.reference.mathematics import (
     Backward,
     ForwardInference,
+    _affine,
     _blend,
     _gradient_terms,
     _input_gradient,
     _inverse,
-    _normalize,
-    _not_negative,
-    _prior,
     _statistics,
 )
 from pybnorm.reference.rounding import ARRAYS, Array, Float64Array, Index, _load, _plain
@@ -155,10 +153,17 @@ class _Case:
             raise ArgumentError(name, f"shape {array.shape}", f"shape {self.own_dims}")
         return array if self.empty else self.fold._view(array)
 
-    def prior(self, name: str, array: Array | None, beta_name: str, beta: float) -> Array | None:
-        """The folded prior value, or None if beta is 0 and it is not read."""
-        given = _prior(name, array, beta_name, beta)
-        return None if given is None else self.data(name, given)
+    def prior(
+        self, name: str, array: Array | None, beta_name: str, beta: float, check: Callable[..., Array] | None = None
+    ) -> Array | None:
+        """The folded prior value, or None if beta is 0 and it is not read; `check` is `data` or `parameter`."""
+        if beta == 0.0:
+            if array is not None:
+                _arguments.instance(array, np.ndarray, name, "a NumPy array")
+            return None
+        if array is None:
+            raise ArgumentError(name, None, f"an array, because {beta_name} is {beta}")
+        return (check or self.data)(name, array)
 
     def parameter(self, name: str, array: Array | None, default: float | None = None) -> Array:
         """Check a parameter; it has the folded derived shape."""
@@ -170,7 +175,9 @@ class _Case:
         """Check a parameter without a negative value."""
         values = self.parameter(name, array)
         for _, index in self.tiles():
-            _not_negative(name, _load(values[index]))
+            part = _load(values[index])
+            if (part < 0.0).any():
+                raise ArgumentError(name, f"an element {float(part[part < 0.0][0])!r}", "variances >= 0")
         return values
 
     def tiles(self) -> Iterator[tuple[Index, Index]]:
@@ -189,7 +196,7 @@ class _Case:
             mean, inverse = statistics(kept, i)
             with np.errstate(invalid="ignore", over="ignore"):  # an infinite inverse gives inf and NaN, as in IEEE 754
                 factor, offset = alpha * (_load(scales[i]) * inverse), alpha * _load(offsets[i])
-                _normalize(self.walk, kept, self.x, mean, factor, offset, beta, old, y)
+                self.walk.write(kept, _affine, (self.x,), (mean, factor, offset), beta, old, y)
         return ForwardInference(self.restore(y))
 
     def result(self) -> Float64Array:
@@ -233,7 +240,7 @@ def stats(x: Array, *, epsilon: float = 1e-5, axis: int | Sequence[int] = 1) -> 
         mean[index], squares = _statistics(walk, kept, case.x)
         variance[index] = squares / walk.count
 
-    case.walk.each_in_threads(take)
+    case.walk.each(take)
     inv = _inverse(variance, epsilon)
     return Stats(mean.reshape(case.derived), variance.reshape(case.derived), inv.reshape(case.derived))
 
@@ -291,10 +298,10 @@ def _gradients(
     alpha, beta, alpha_param, beta_param = map(_arguments.scalar, factors, names)
     walk, dys, scales = case.walk, case.data("dy", dy), case.parameter("scale", scale, 1.0)
     old = case.prior("prior_dx", priors[0], "beta", beta)
-    olds = []
-    for name, prior in zip(("prior_dscale", "prior_dbias"), priors[1:], strict=True):
-        read = _prior(name, prior, "beta_param", beta_param)
-        olds.append(None if read is None else case.parameter(name, read))
+    old_parameters = [
+        case.prior(name, prior, "beta_param", beta_param, case.parameter)
+        for name, prior in zip(("prior_dscale", "prior_dbias"), priors[1:], strict=True)
+    ]
     dx, results = case.result(), (np.empty(case.shape), np.empty(case.shape))
     for kept, i in case.tiles():
         with np.errstate(invalid="ignore"):  # inf and signalling NaN in x give NaN
@@ -305,18 +312,20 @@ def _gradients(
             factor = alpha * (_load(scales[i]) * inverse)
             if frozen:
                 zero = np.zeros_like(factor)
-                _normalize(walk, kept, dys, zero, factor, zero, beta, old, dx)
+                walk.write(kept, _affine, (dys,), (zero, factor, zero), beta, old, dx)
             else:
-                slope, centre = inverse * (dscale / walk.count), dbias / walk.count
-                _input_gradient(walk, kept, case.x, dys, mean, slope, centre, factor, beta, old, dx)
-        for result, values, prior in zip(results, (dscale, dbias), olds, strict=True):
+                terms = mean, inverse * (dscale / walk.count), dbias / walk.count, factor
+                walk.write(kept, _input_gradient, (dys, case.x), terms, beta, old, dx)
+        for result, values, prior in zip(results, (dscale, dbias), old_parameters, strict=True):
             result[i] = _blend(alpha_param, values, beta_param, prior, i)
     return Backward(case.restore(dx), *(result.reshape(case.derived) for result in results))
 
 
-def _given(case: _Case, mean: Array, variance: Array, epsilon: float) -> _Statistics:
-    epsilon, means = _arguments.epsilon(epsilon), case.parameter("mean", mean)
-    variances = case.variance("variance", variance)
+def _given(case: _Case, epsilon: float, **statistics: Array) -> _Statistics:
+    """The statistics of the caller: his mean and variance, by the names of his arguments."""
+    (mean_name, mean), (variance_name, variance) = statistics.items()
+    epsilon, means = _arguments.epsilon(epsilon), case.parameter(mean_name, mean)
+    variances = case.variance(variance_name, variance)
     return lambda _, i: (_load(means[i]), _inverse(_load(variances[i]), epsilon))
 
 
@@ -357,7 +366,7 @@ def backward_frozen(
     (array([[[0., 0., 1.]]]), array([2.]), array([1.]))
     """
     case = _Case(x, axis)
-    statistics = _given(case, mean, variance, epsilon)
+    statistics = _given(case, epsilon, mean=mean, variance=variance)
     factors, priors = (alpha, beta, alpha_param, beta_param), (prior_dx, prior_dscale, prior_dbias)
     return _gradients(case, dy, scale, statistics, factors, priors, frozen=True)
 
@@ -393,7 +402,7 @@ def training_grad(
     array([[[ 0.204, -0.408,  0.204]]])
     """
     case = _Case(x, axis)
-    statistics = _given(case, mean, variance, epsilon)
+    statistics = _given(case, epsilon, mean=mean, variance=variance)
     factors, priors = (alpha, beta, alpha_param, beta_param), (prior_dx, prior_dscale, prior_dbias)
     return _gradients(case, dy, scale, statistics, factors, priors)
 
@@ -439,7 +448,7 @@ def backward_reduce(
         total[i], moment[i] = walk.reduce(kept, _gradient_terms, (case.x, dys), (_load(means[i]),), walk.read)
 
     if not case.empty:
-        case.walk.each_in_threads(take)
+        case.walk.each(take)
     dscale = None if inverses is None else (moment * _load(inverses)).reshape(case.derived)
     total, moment = total.reshape(case.derived), moment.reshape(case.derived)
     return BackwardReduce(total, moment, dscale, total.copy())
@@ -558,6 +567,6 @@ def backward_elemt(
     old, dx = case.prior("prior", prior, "beta", beta), case.result()
     for kept, i in case.tiles():
         means, inverses, total, moment, scales = (_load(vector[i]) for vector in checked)
-        slope, factor = inverses * inverses * (moment / count), alpha * (scales * inverses)
-        _input_gradient(case.walk, kept, case.x, dys, means, slope, total / count, factor, beta, old, dx)
+        terms = means, inverses * inverses * (moment / count), total / count, alpha * (scales * inverses)
+        case.walk.write(kept, _input_gradient, (dys, case.x), terms, beta, old, dx)
     return case.restore(dx)

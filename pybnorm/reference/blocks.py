@@ -103,10 +103,9 @@ def share_of_blocks(
     walk, arrays, parameters = _walk(arrays, mode, parameters)
     tiles = list(walk.kept_tiles())
     for kept in tiles[len(tiles) * number // shares : len(tiles) * (number + 1) // shares]:
-        spread = [walk.spread(_load(p[walk.parameter_index(kept)])) for p in parameters]
-        for index in walk.blocks(kept):
-            blocks = tuple(walk.load(slot, a, index) for slot, a in enumerate(arrays))
-            yield Block(index, walk.parameter_index(kept), blocks, tuple(_cut(p, blocks[0].shape) for p in spread))
+        own = walk.parameter_index(kept)
+        for index, blocks, cut in walk.blocks(kept, arrays, [_load(p[own]) for p in parameters], walk.load):
+            yield Block(index, own, tuple(blocks), tuple(cut))
 
 
 def reduce_blocks(
@@ -148,7 +147,7 @@ def reduce_blocks(
 
         abs_dy, weighted = reduce_blocks(gradients, (dy, x), mode, (saved_mean, saved_inv_variance))
     """
-    return _reduced(function, arrays, mode, parameters, _Walk.each)
+    return reduce_in_threads(function, arrays, mode, parameters, most=1)
 
 
 def reduce_in_threads(
@@ -156,18 +155,9 @@ def reduce_in_threads(
     arrays: Sequence[Array],
     mode: Mode | int | str,
     parameters: Sequence[Array] = (),
+    most: int | None = None,
 ) -> tuple[Float64Array, ...]:
-    """`reduce_blocks`, to the same bits, of a function that may be called by several threads at a time."""
-    return _reduced(function, arrays, mode, parameters, _Walk.each_in_threads)
-
-
-def _reduced(
-    function: Callable[..., Float64Array | Iterable[Float64Array]],
-    arrays: Sequence[Array],
-    mode: Mode | int | str,
-    parameters: Sequence[Array],
-    each: Callable[[_Walk, Callable[[_Walk, Index], None]], None],
-) -> tuple[Float64Array, ...]:
+    """`reduce_blocks`, to the same bits, of a function that may be called by so many threads at a time."""
     _arguments.function(function, "function")
     walk, arrays, parameters = _walk(arrays, mode, parameters)
 
@@ -190,11 +180,13 @@ def _reduced(
         for result, total in zip(results, sums, strict=True):
             result[index] = total
 
-    each(walk, add)
+    walk.each(add, most)
     return tuple(results)
 
 
 _Read: TypeAlias = tuple[Float64Array, Float64Array]
+_Get: TypeAlias = Callable[[int, Array, Index], Any]
+"""`_Walk.load` or `_Walk.read`."""
 
 
 class _Walk:
@@ -231,30 +223,26 @@ class _Walk:
         ]
         self._halves = np.empty(0 if self.space else size // 2 + 1)
 
-    def each(self, function: Callable[[_Walk, Index], None]) -> None:
-        """Call a function of this walk and each kept tile."""
-        for kept in self.kept_tiles():
-            function(self, kept)
+    def each(self, function: Callable[[_Walk, Index], None], most: int | None = None) -> None:
+        """Call a function of a walk and each kept tile, of large arrays in at most so many threads after the first.
 
-    def each_in_threads(self, function: Callable[[_Walk, Index], None]) -> None:
-        """The same, of large arrays in threads after the first tile, each with a walk whose buffers are its own.
-
-        No tile has a part in another's results, so that they are the same bits.
+        Each thread has a walk whose buffers are its own. No tile has a part in another's results, so that they are the
+        same bits.
         """
-        if self.space or math.prod(self.dims) < LARGE or threads() == 1:
-            self.each(function)
-            return
         first, *tiles = self.kept_tiles()
         function(self, first)
-        most = _even(len(tiles), -(-len(tiles) // threads())) if tiles else 1
+        large = not self.space and math.prod(self.dims) >= LARGE
+        count = (most or threads()) if large else 1
+        share = _even(len(tiles), -(-len(tiles) // count)) if tiles else 1
 
         def run(start: int) -> None:
-            own = copy.copy(self)
-            own._make_buffers()
-            for kept in tiles[start : start + most]:
+            own = self if count == 1 else copy.copy(self)
+            if own is not self:
+                own._make_buffers()
+            for kept in tiles[start : start + share]:
                 function(own, kept)
 
-        in_threads(run, range(0, len(tiles), most))
+        in_threads(run, range(0, len(tiles), share))
 
     def _extents(self, room: int) -> tuple[int, ...]:
         """Extents of a full block of so many elements: whole innermost axes, then a part of the next."""
@@ -279,9 +267,14 @@ class _Walk:
         """Indices that cut the kept axes only."""
         yield from self._cuts(self.kept_axes, tuple(slice(0, d) for d in self.dims))
 
-    def blocks(self, kept: Index) -> Iterator[Index]:
-        """Indices that cut the reduced axes of one kept tile."""
-        yield from self._cuts(self.reduced_axes, kept)
+    def blocks(
+        self, kept: Index, arrays: Sequence[Array], parameters: Sequence[Float64Array], get: _Get
+    ) -> Iterator[tuple[Index, list[Any], list[Float64Array]]]:
+        """Each block of one kept tile: its index, what `get` gives of the arrays there, and the tile's parameters."""
+        spread = [self.spread(p) for p in parameters]
+        for index in self._cuts(self.reduced_axes, kept):
+            shape = tuple(s.stop - s.start for s in index)
+            yield index, [get(slot, a, index) for slot, a in enumerate(arrays)], [_cut(p, shape) for p in spread]
 
     def _cuts(self, axes: Sequence[int], index: Index) -> Iterator[Index]:
         ordered = [a for a in self.order if a in axes]
@@ -341,24 +334,27 @@ class _Walk:
         result[...] = parameter
         return result
 
-    def reduce(
-        self,
-        kept: Index,
-        function: Callable[..., Iterable[Float64Array]],
-        arrays: Sequence[Array],
-        parameters: Sequence[Float64Array],
-        get: Callable[[int, Array, Index], Any],
-    ) -> list[Float64Array]:
-        """Sums over the reduced axes for one kept tile, each of the tile's derived shape.
+    def write(
+        self, kept: Index, function: Callable[..., Float64Array], arrays: Sequence[Array],
+        parameters: Sequence[Float64Array], beta: float, prior: Array | None, target: Array,
+    ) -> None:  # fmt: skip
+        """``target = function(*arrays, *parameters) + beta * prior``, of one kept tile."""
+        for index, blocks, cut in self.blocks(kept, arrays, parameters, self.read):
+            values = function(*blocks, *cut)
+            if prior is not None:
+                old = self.load(1, prior, index)
+                old *= beta
+                values += old
+            target[index] = values
 
-        `function` gets the results of `get` (`load` or `read`) for each array, then the parameters.
-        """
-        spread = [self.spread(p) for p in parameters]
+    def reduce(
+        self, kept: Index, function: Callable[..., Iterable[Float64Array]], arrays: Sequence[Array],
+        parameters: Sequence[Float64Array], get: _Get,
+    ) -> list[Float64Array]:  # fmt: skip
+        """Sums of what `function` gives over the reduced axes for one kept tile, each of the tile's derived shape."""
         totals: list[_Sum] = []
-        for index in self.blocks(kept):
-            shape = tuple(s.stop - s.start for s in index)
-            blocks = [get(slot, a, index) for slot, a in enumerate(arrays)]
-            for i, values in enumerate(function(*blocks, *(_cut(p, shape) for p in spread))):
+        for _, blocks, cut in self.blocks(kept, arrays, parameters, get):
+            for i, values in enumerate(function(*blocks, *cut)):
                 part = self._block_sum(values)
                 if i == len(totals):
                     totals.append(_Sum(part))
@@ -385,21 +381,16 @@ class _Walk:
 
         As fast as ``np.sum``, which adds row after row along an outer axis, with an error that grows with m.
         """
-        length = values.shape[axis]
-        if length == 1:
-            return values
-        half = length // 2
-        shape = (half, *values.shape[1:]) if axis == 0 else (values.shape[0], half, values.shape[2])
+        values = values.swapaxes(0, axis)
+        shape = len(values) // 2, *values.shape[1:]
         sums = self._halves[: math.prod(shape)].reshape(shape)
-        while length > 1:
+        while (length := len(values)) > 1:
             half = length // 2
-            into = _part(sums, axis, 0, half)
-            np.add(_part(values, axis, 0, half), _part(values, axis, half, 2 * half), out=into)
+            into = np.add(values[:half], values[half : 2 * half], out=sums[:half])
             if length % 2:
-                first = _part(into, axis, 0, 1)
-                first += _part(values, axis, length - 1, length)
-            values, length = into, half
-        return values
+                into[0] += values[-1]
+            values = into
+        return values.swapaxes(0, axis)
 
 
 class _Sum:
@@ -418,10 +409,6 @@ class _Sum:
 
     def value(self) -> Float64Array:
         return np.where(np.isfinite(self._error), self._total + self._error, self._total)
-
-
-def _part(values: Float64Array, axis: int, start: int, stop: int) -> Float64Array:
-    return values[start:stop] if axis == 0 else values[:, start:stop]
 
 
 def _row_sums(rows: Float64Array) -> Float64Array:

@@ -7,10 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pybnorm import _arguments
-from pybnorm.errors import ArgumentError
 from pybnorm.reference.blocks import _Read, _Walk
-from pybnorm.reference.rounding import Array, Float64Array, Index, _cut, _load
+from pybnorm.reference.rounding import Array, Float64Array, Index, _load
 
 
 class ForwardTraining(NamedTuple):
@@ -46,21 +44,6 @@ class Backward(NamedTuple):
     """Derived shape."""
     dbias: Array
     """Derived shape."""
-
-
-def _prior(argument: str, array: Array | None, beta_name: str, beta: float) -> Array | None:
-    if beta == 0.0:
-        if array is not None:
-            _arguments.instance(array, np.ndarray, argument, "a NumPy array")
-        return None
-    if array is None:
-        raise ArgumentError(argument, None, f"an array, because {beta_name} is {beta}")
-    return array
-
-
-def _not_negative(argument: str, variance: Float64Array) -> None:
-    if (variance < 0.0).any():
-        raise ArgumentError(argument, f"an element {float(variance[variance < 0.0][0])!r}", "variances >= 0")
 
 
 def _statistics(walk: _Walk, kept: Index, x: Array) -> tuple[Float64Array, Float64Array]:
@@ -109,56 +92,23 @@ def _blend(a: float, value: Float64Array, b: float, prior: Array | None, index: 
     return blended
 
 
-def _write(walk: _Walk, index: Index, values: Float64Array, beta: float, prior: Array | None, target: Array) -> None:
-    """``target[index] = values + beta * prior[index]``, through buffer 1."""
-    if prior is not None:
-        old = walk.load(1, prior, index)
-        old *= beta
-        values += old
-    target[index] = values
-
-
-def _normalize(
-    walk: _Walk,
-    kept: Index,
-    x: Array,
-    mean: Float64Array,
-    factor: Float64Array,
-    offset: Float64Array,
-    beta: float,
-    prior: Array | None,
-    y: Array,
-) -> None:
-    """``y = factor * (x - mean) + offset + beta * prior``."""
-    mean, factor, offset = walk.spread(mean), walk.spread(factor), walk.spread(offset)
-    for index in walk.blocks(kept):
-        values, block = walk.read(0, x, index)
-        np.subtract(values, _cut(mean, block.shape), out=block)
-        block *= _cut(factor, block.shape)
-        block += _cut(offset, block.shape)
-        _write(walk, index, block, beta, prior, y)
+def _affine(x: _Read, mean: Float64Array, factor: Float64Array, offset: Float64Array) -> Float64Array:
+    """``factor * (x - mean) + offset``."""
+    values, work = x
+    np.subtract(values, mean, out=work)
+    work *= factor
+    work += offset
+    return work
 
 
 def _input_gradient(
-    walk: _Walk,
-    kept: Index,
-    x: Array,
-    dy: Array,
-    mean: Float64Array,
-    slope: Float64Array,
-    centre: Float64Array,
-    factor: Float64Array,
-    beta: float,
-    prior: Array | None,
-    dx: Array,
-) -> None:
-    """``dx = factor * (dy - centre - slope * (x - mean)) + beta * prior``."""
-    mean, slope, centre, factor = (walk.spread(p) for p in (mean, slope, centre, factor))
-    for index in walk.blocks(kept):
-        (gradient, block), (values, projection) = walk.read(0, dy, index), walk.read(1, x, index)
-        np.subtract(values, _cut(mean, block.shape), out=projection)
-        projection *= _cut(slope, block.shape)
-        np.subtract(gradient, _cut(centre, block.shape), out=block)
-        block -= projection
-        block *= _cut(factor, block.shape)
-        _write(walk, index, block, beta, prior, dx)
+    dy: _Read, x: _Read, mean: Float64Array, slope: Float64Array, centre: Float64Array, factor: Float64Array
+) -> Float64Array:
+    """``factor * (dy - centre - slope * (x - mean))``."""
+    (gradient, work), (values, projection) = dy, x
+    np.subtract(values, mean, out=projection)
+    projection *= slope
+    np.subtract(gradient, centre, out=work)
+    work -= projection
+    work *= factor
+    return work
