@@ -64,16 +64,9 @@ class Memory(NamedTuple):
 
 
 class _View(NamedTuple):
-    """An array as its protocol describes it, of any element type: the fields of a `Buffer`, and two more."""
+    """An array as its protocol describes it, of any element type: its dtype is None where that is none of ours."""
 
-    pointer: int
-    dims: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: DataType | None
-    device_type: int
-    device_id: int
-    writable: bool
-    owner: object
+    buffer: Buffer
     dtype_name: str  # for errors; may be empty where dtype is not None
     itemsize: int
 
@@ -88,12 +81,13 @@ def as_buffer(obj: Any, argument: str) -> Buffer:
         checked: Buffer = _exact(obj, argument)
         return checked
     view = _view(obj, argument)
-    if view.dtype is None:
+    buffer = view.buffer
+    if buffer.dtype is None:
         raise ArgumentTypeError(argument, f"an array of dtype {view.dtype_name}", _DTYPES)
     _check_address(view, argument)
-    if view.pointer % view.itemsize:
-        raise ArgumentError(argument, f"address {view.pointer:#x}", f"an address aligned to {view.itemsize} bytes")
-    return Buffer(*view[:8])  # type: ignore[arg-type]
+    if buffer.pointer % view.itemsize:
+        raise ArgumentError(argument, f"address {buffer.pointer:#x}", f"an address aligned to {view.itemsize} bytes")
+    return buffer
 
 
 def as_memory(obj: Any, argument: str) -> Memory:
@@ -102,17 +96,15 @@ def as_memory(obj: Any, argument: str) -> Memory:
         checked: Memory = _exact(obj, argument)
         return checked
     made = type(obj) is Buffer
-    view = _View._make((*_exact(obj, argument), "", obj.dtype.itemsize)) if made else _view(obj, argument)
-    if any(d < 0 for d in view.dims):
-        raise ArgumentError(argument, f"dims {view.dims}", "sizes of 0 or more")
-    count = math.prod(view.dims)
-    packed = _packed(view.dims)
-    if count and any(d > 1 and s != p for d, s, p in zip(view.dims, view.strides, packed, strict=True)):
-        raise ArgumentError(
-            argument, f"dims {view.dims} with strides {view.strides} in elements", "C-contiguous memory"
-        )
+    view = _View(_exact(obj, argument), "", obj.dtype.itemsize) if made else _view(obj, argument)
+    pointer, dims, strides = view.buffer[:3]
+    if any(d < 0 for d in dims):
+        raise ArgumentError(argument, f"dims {dims}", "sizes of 0 or more")
+    count = math.prod(dims)
+    if count and any(d > 1 and s != p for d, s, p in zip(dims, strides, _packed(dims), strict=True)):
+        raise ArgumentError(argument, f"dims {dims} with strides {strides} in elements", "C-contiguous memory")
     _check_address(view, argument)
-    return Memory(view.pointer, count * view.itemsize, *view[4:8])
+    return Memory(pointer, count * view.itemsize, *view.buffer[4:])
 
 
 _TRACED = (
@@ -122,10 +114,11 @@ _TRACED = (
 
 
 def _check_address(view: _View, argument: str) -> None:
-    if view.pointer == 0 and view.itemsize and 0 not in view.dims:
+    pointer = view.buffer.pointer
+    if pointer == 0 and view.itemsize and 0 not in view.buffer.dims:
         raise ArgumentError(argument, "an array at address 0", "an array with memory")
-    if not 0 <= view.pointer < 1 << 64:
-        raise ArgumentError(argument, f"address {view.pointer}", "an address of 64 bits")
+    if not 0 <= pointer < 1 << 64:
+        raise ArgumentError(argument, f"address {pointer}", "an address of 64 bits")
 
 
 def _exact(said: Any, argument: str) -> Any:
@@ -142,25 +135,20 @@ def _exact(said: Any, argument: str) -> Any:
         numbers = (*numbers, *dims, *strides)
     else:
         numbers = (*numbers, said.nbytes)
-    for number in numbers:
-        if type(number) is not int:
-            exact = False
+    if not exact or {*map(type, numbers)} != {int}:
+        for number in numbers:
             if isinstance(number, bool) or not hasattr(type(number), "__index__"):
                 what = "address" if number is said.pointer else f"a {type(said).__name__} with"
                 raise ArgumentTypeError(argument, f"{what} {number!r}", "an integer")
-    if not exact:
         try:
             pointer, device_type, device_id, *others = map(operator.index, numbers)
-            said = said._replace(
-                pointer=pointer, device_type=device_type, device_id=device_id, writable=bool(said.writable)
-            )
+            place = device_type, device_id, bool(said.writable), said.owner
         except Exception as error:
             _failed(argument, said, "fields", error)
         if type(said) is Buffer:
             rank = len(said.dims)
-            said = said._replace(dims=tuple(others[:rank]), strides=tuple(others[rank:]))
-        else:
-            said = said._replace(nbytes=others[0])
+            return Buffer(pointer, tuple(others[:rank]), tuple(others[rank:]), said.dtype, *place)
+        said = Memory(pointer, others[0], *place)
     if type(said) is Memory and not 0 <= said.nbytes < 1 << 64:
         raise ArgumentError(argument, f"a Memory of {said.nbytes} bytes", "a number of bytes, as an integer of 64 bits")
     return said
@@ -190,12 +178,9 @@ def _view(obj: Any, argument: str) -> _View:
 
 # ---- NumPy
 
-_NUMPY_DTYPES = {
-    np.dtype(np.float32): DataType.FLOAT32,
-    np.dtype(np.float64): DataType.FLOAT64,
-    np.dtype(np.float16): DataType.FLOAT16,
-}
-_OF_NUMPY: dict[DataType, np.dtype[Any]] = {ours: np.dtype(ours.name.lower()) for ours in _NUMPY_DTYPES.values()}
+_BY_NAME = {dtype.name.lower(): dtype for dtype in DataType}
+_OF_NUMPY: dict[DataType, np.dtype[Any]] = {d: np.dtype(n) for n, d in _BY_NAME.items() if d != DataType.BFLOAT16}
+_NUMPY_DTYPES = {dtype: ours for ours, dtype in _OF_NUMPY.items()}
 
 
 def numpy_dtype(dtype: DataType) -> np.dtype[Any]:
@@ -223,19 +208,12 @@ def _numpy(array: np.ndarray[Any, Any], argument: str, owner: object) -> _View:
     dtype = array.dtype
     if dtype.hasobject:
         raise ArgumentTypeError(argument, f"an array of dtype {dtype}, references to Python objects", _DTYPES)
-    found = _data_type(dtype)
-    return _View(
-        array.__array_interface__["data"][0],
-        array.shape,
-        _element_strides(array.shape, array.strides, dtype.itemsize, argument),
-        found,
-        CPU,
-        0,
-        array.flags.writeable,
-        owner,
-        "" if found is not None else f"{dtype}" if dtype.isnative else f"{dtype} (not this machine's byte order)",
-        dtype.itemsize,
-    )
+    found: Any = _data_type(dtype)
+    address, strides = array.__array_interface__["data"][0], array.strides
+    strides = _element_strides(array.shape, strides, dtype.itemsize, argument)
+    name = "" if found is not None else f"{dtype}" if dtype.isnative else f"{dtype} (not this machine's byte order)"
+    buffer = Buffer(address, array.shape, strides, found, CPU, 0, array.flags.writeable, owner)
+    return _View(buffer, name, dtype.itemsize)
 
 
 def _element_strides(dims: tuple[int, ...], strides: tuple[int, ...], itemsize: int, argument: str) -> tuple[int, ...]:
@@ -256,32 +234,19 @@ def _packed(dims: tuple[int, ...]) -> tuple[int, ...]:
 
 # ---- PyTorch
 
-_TORCH_DTYPES = {
-    "torch.float32": DataType.FLOAT32,
-    "torch.float64": DataType.FLOAT64,
-    "torch.float16": DataType.FLOAT16,
-    "torch.bfloat16": DataType.BFLOAT16,
-}
-
 
 def _torch(tensor: Any, argument: str, torch: Any) -> _View:
     # Attributes instead of DLPack: faster, and it also takes tensors that require a gradient.
     try:
         device = tensor.device
         name = str(tensor.dtype)
-        view = _View(
-            tensor.data_ptr(),  # fails by itself for sparse, meta and wrapped tensors
-            tuple(tensor.shape),
-            tuple(tensor.stride()),
-            _TORCH_DTYPES.get(name),
-            # ROCm builds of PyTorch call their devices cuda too.
-            CPU if device.type == "cpu" else ROCM if getattr(torch.version, "hip", None) else CUDA,
-            device.index or 0,
-            True,
-            tensor,
-            name,
-            tensor.element_size(),
-        )
+        address = tensor.data_ptr()  # fails by itself for sparse, meta and wrapped tensors
+        dims, strides = tuple(tensor.shape), tuple(tensor.stride())
+        dtype: Any = _BY_NAME.get(name.removeprefix("torch."))
+        # ROCm builds of PyTorch call their devices cuda too.
+        kind = CPU if device.type == "cpu" else ROCM if getattr(torch.version, "hip", None) else CUDA
+        buffer = Buffer(address, dims, strides, dtype, kind, device.index or 0, True, tensor)
+        view = _View(buffer, name, tensor.element_size())
         negated = tensor.is_neg()
     except Exception as error:
         _failed(argument, tensor, "PyTorch's tensor attributes", error)
@@ -363,18 +328,8 @@ def _cuda_array_interface(obj: Any, argument: str) -> _View | None:
     if mask is not None:
         raise ArgumentTypeError(argument, "a masked array", "an array without a mask")
     strides = _packed(dims) if byte_strides is None else _element_strides(dims, byte_strides, itemsize, argument)
-    return _View(
-        pointer,
-        dims,
-        strides,
-        _TYPESTRS.get(typestr),
-        device_type,
-        device_id,
-        not read_only,
-        obj,
-        typestr,
-        itemsize,
-    )
+    dtype: Any = _TYPESTRS.get(typestr)
+    return _View(Buffer(pointer, dims, strides, dtype, device_type, device_id, not read_only, obj), typestr, itemsize)
 
 
 def _sizes(said: Any, what: str) -> tuple[int, ...]:
@@ -388,12 +343,6 @@ def _sizes(said: Any, what: str) -> tuple[int, ...]:
 # ---- DLPack
 
 _DL_CODES = {0: "int", 1: "uint", 2: "float", 3: "opaque", 4: "bfloat", 5: "complex", 6: "bool"}
-_DL_DTYPES = {
-    (2, 32, 1): DataType.FLOAT32,
-    (2, 64, 1): DataType.FLOAT64,
-    (2, 16, 1): DataType.FLOAT16,
-    (4, 16, 1): DataType.BFLOAT16,
-}
 _read_capsule: Any = None
 """Set by `pybnorm._core`, which has DLPack's structures in C. Takes a capsule and the argument's name; returns address,
 dims, strides, (code, bits, lanes), device type, device, writable."""
@@ -413,20 +362,11 @@ def _dlpack(obj: Any, argument: str) -> _View | None:
     except Exception as error:
         _failed(argument, obj, "__dlpack__", error)
     # The capsule is not consumed: it stays the owner, and its destructor releases the tensor.
-    pointer, dims, strides, dtype, device_type, device_id, writable = _read_capsule(capsule, argument)
-    code, bits, lanes = dtype
-    return _View(
-        pointer,
-        dims,
-        strides,
-        _DL_DTYPES.get(dtype),
-        device_type,
-        device_id,
-        writable,
-        capsule,
-        f"{_DL_CODES.get(code, f'code {code} ')}{bits}{f'x{lanes}' if lanes != 1 else ''}",
-        (bits * lanes + 7) // 8,
-    )
+    pointer, dims, strides, (code, bits, lanes), device_type, device_id, writable = _read_capsule(capsule, argument)
+    name = f"{_DL_CODES.get(code, f'code {code} ')}{bits}{f'x{lanes}' if lanes != 1 else ''}"
+    dtype: Any = _BY_NAME.get(name)
+    buffer = Buffer(pointer, dims, strides, dtype, device_type, device_id, writable, capsule)
+    return _View(buffer, name, (bits * lanes + 7) // 8)
 
 
 # ---- buffer protocol (PEP 3118)
