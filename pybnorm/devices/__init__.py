@@ -6,10 +6,13 @@ from typing import Any
 
 from pybnorm import _arguments
 from pybnorm._arrays import CPU, CUDA, ROCM
+from pybnorm.devices import cpu, cuda, hip
 from pybnorm.devices._copying import Device
 from pybnorm.errors import ArgumentError
 
 __all__ = ["Device", "device_count", "device_for", "driver"]
+
+_MODULES: dict[int, Any] = {CPU: cpu, CUDA: cuda, ROCM: hip}
 
 
 def device_for(device_type: int, device_id: int = 0) -> Device:
@@ -95,19 +98,9 @@ def driver(device_type: int) -> str:
 
 
 def _module(device_type: object) -> Any:
-    """The module of a kind of device, imported when one is asked for."""
+    """The module of a kind of device."""
     allowed = f"{CPU} (CPU), {CUDA} (CUDA) or {ROCM} (ROCm)"
     number = _arguments.integer(device_type, "device_type", CPU, ROCM, allowed)
-    if number == CPU:
-        from pybnorm.devices import cpu
-
-        return cpu
-    if number == CUDA:
-        from pybnorm.devices import cuda
-
-        return cuda
-    if number == ROCM:
-        from pybnorm.devices import hip
-
-        return hip
-    raise ArgumentError("device_type", device_type, allowed)
+    if number not in _MODULES:
+        raise ArgumentError("device_type", device_type, allowed)
+    return _MODULES[number]

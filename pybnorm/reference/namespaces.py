@@ -34,6 +34,8 @@ class Namespace:
     """One library's functions for the reference and the judge; `namespace` gives them by name."""
 
     name = "numpy"
+    place: dict[str, str] = {}  # noqa: RUF012 (a constant)
+    """Where the library makes an array, as keywords."""
 
     def __init__(self, device_id: int = 0) -> None:
         self.device_id = device_id
@@ -75,12 +77,12 @@ class Namespace:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """An array of any content."""
-        return Foreign(self.lib.empty(shape, dtype=self.raw_type(dtype)), dtype, self)
+        return Foreign(self.lib.empty(shape, dtype=self.raw_type(dtype), **self.place), dtype, self)
 
     def arange(self, first: int, stop: int, dtype: Any) -> Any:
         """Consecutive integers."""
         kind = np.dtype(dtype)
-        return Foreign(self.lib.arange(first, stop, dtype=self.raw_type(kind)), kind, self)
+        return Foreign(self.lib.arange(first, stop, dtype=self.raw_type(kind), **self.place), kind, self)
 
     def strides(self, raw: Any, dtype: np.dtype[Any]) -> tuple[int, ...]:
         """Give the strides in bytes."""
@@ -93,11 +95,14 @@ class Namespace:
 
     def bytes_at(self, pointer: int, nbytes: int, owner: object) -> Any:
         """Memory that is there already."""
-
         interface = {"shape": (nbytes,), "typestr": "|u1", "data": (pointer, False), "strides": None, "version": 3}
         protocol = "__array_interface__" if self.on_cpu else "__cuda_array_interface__"
         memory = type("Memory", (), {protocol: interface, "owner": owner})()
-        return Foreign(self.lib.asarray(memory), np.dtype(np.uint8), self)
+        return Foreign(self.shared(memory), np.dtype(np.uint8), self)
+
+    def shared(self, memory: Any) -> Any:
+        """An array over the memory that an interface describes."""
+        return self.lib.asarray(memory)
 
     def transpose(self, raw: Any, axes: tuple[int, ...]) -> Any:
         """A view with the axes in another order."""
@@ -163,9 +168,6 @@ class _Cupy(Namespace):
         except Exception:  # of a driver, a device or a compiler that is not there
             return True
 
-    def put(self, host: Array) -> Any:
-        return self.lib.asarray(np.ascontiguousarray(host).view(self.raw_type(host.dtype)))
-
     def get(self, raw: Any, dtype: np.dtype[Any]) -> Array:
         result: Array = raw.get().view(dtype)
         return result
@@ -190,6 +192,7 @@ class _Torch(Namespace):
     def __init__(self, device_id: int = 0) -> None:
         super().__init__(device_id)
         self.device = f"cuda:{device_id}" if self.lib.cuda.is_available() else "cpu"
+        self.place = {"device": self.device}
 
     def functions(self, name: str) -> Callable[..., Any]:
         if name == "sqrt" and self.device == "cpu":  # there it is not always the nearest number
@@ -227,13 +230,6 @@ class _Torch(Namespace):
             value = int(value) - (1 << 64 if int(value) >> 63 else 0)
         return self.lib.tensor(value, dtype=self.raw_type(dtype))  # of a CPU: one number may meet any device
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        return Foreign(self.lib.empty(shape, dtype=self.raw_type(dtype), device=self.device), dtype, self)
-
-    def arange(self, first: int, stop: int, dtype: Any) -> Any:
-        kind = np.dtype(dtype)
-        return Foreign(self.lib.arange(first, stop, dtype=self.raw_type(kind), device=self.device), kind, self)
-
     def strides(self, raw: Any, dtype: np.dtype[Any]) -> tuple[int, ...]:
         return tuple(s * dtype.itemsize for s in raw.stride())
 
@@ -242,12 +238,8 @@ class _Torch(Namespace):
         usable = (image.numel() - at) // size * size
         return image[at : at + usable].view(self.raw_type(dtype)).as_strided(dims, steps)
 
-    def bytes_at(self, pointer: int, nbytes: int, owner: object) -> Any:
-        if self.on_cpu:
-            return Foreign(self.lib.from_numpy(_host().bytes_at(pointer, nbytes, owner).raw), np.dtype(np.uint8), self)
-        interface = {"shape": (nbytes,), "typestr": "|u1", "data": (pointer, False), "strides": None, "version": 3}
-        memory = type("Memory", (), {"__cuda_array_interface__": interface, "owner": owner})()
-        return Foreign(self.lib.as_tensor(memory, device=self.device), np.dtype(np.uint8), self)
+    def shared(self, memory: Any) -> Any:
+        return self.lib.as_tensor(np.asarray(memory) if self.on_cpu else memory, device=self.device)
 
     def transpose(self, raw: Any, axes: tuple[int, ...]) -> Any:
         return raw.permute(axes)
@@ -277,7 +269,7 @@ class _Torch(Namespace):
 
 
 _TORCH = {
-    "true_divide": "true_divide", "negative": "neg", "equal": "eq", "not_equal": "ne", "less": "lt", "less_equal": "le",
+    "negative": "neg", "equal": "eq", "not_equal": "ne", "less": "lt", "less_equal": "le",
     "greater": "gt", "greater_equal": "ge", "invert": "bitwise_not",
 }  # fmt: skip
 _CLASSES: dict[str, type[Namespace]] = {"numpy": Namespace, "cupy": _Cupy, "torch": _Torch}
@@ -300,10 +292,6 @@ def namespace(name: str, device_id: int = 0) -> Namespace:
         return _CLASSES[name](device_id)
     except ImportError as error:
         raise LibraryNotFoundError(f"the judge on {name} needs that package ({error})", backend=name) from error
-
-
-def _host() -> Namespace:
-    return namespace("numpy")
 
 
 def beside(host: Any, data: Any) -> Any:
@@ -467,12 +455,9 @@ class Foreign(np.lib.mixins.NDArrayOperatorsMixin):
             return _frexp(inputs[0])
         kind = _kind(inputs)
         if name in ("right_shift", "left_shift"):
-            raw = inputs[0].raw
-            count = int(inputs[1])
-            shifted = space.right_shift(raw, count) if name == "right_shift" and kind == _WORD else None
-            if shifted is None:
-                shifted = raw >> count if name == "right_shift" else raw << count
-            return self._like(shifted, inputs[0].dtype)
+            to_right = space.right_shift if kind == _WORD else operator.rshift
+            shift = to_right if name == "right_shift" else operator.lshift
+            return self._like(shift(inputs[0].raw, int(inputs[1])), inputs[0].dtype)
         if name in ("divide", "true_divide", "sqrt"):
             kind = _FLOAT
         operands = [_operand(space, a, kind, name == "divide") for a in inputs]

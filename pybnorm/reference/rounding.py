@@ -18,12 +18,6 @@ Index: TypeAlias = tuple[slice, ...]
 ARRAYS = (np.ndarray, Foreign)
 """What data may be; `Foreign` is not offered to callers, who have arrays."""
 
-_NUMPY_TYPES = {
-    np.dtype(np.float32): DataType.FLOAT32,
-    np.dtype(np.float64): DataType.FLOAT64,
-    np.dtype(np.float16): DataType.FLOAT16,
-}
-
 
 def _plain(array: Array) -> Array:
     """The array as a plain ndarray: a subclass may override its attributes."""
@@ -45,14 +39,7 @@ def _widen(target: Float64Array, part: Array) -> None:
 
 
 def _data_type(array: Array, argument: str) -> DataType:
-    return _known_type(_plain(array).dtype, argument)
-
-
-def _known_type(dtype: np.dtype[Any], argument: str = "dtype") -> DataType:
-    found = _NUMPY_TYPES.get(dtype)  # other byte orders are other keys
-    if found is None:
-        found = _NUMPY_TYPES[dtype] = _arguments.data_type(dtype, argument)
-    return found
+    return _arguments.data_type(_plain(array).dtype, argument)
 
 
 def _load(part: Array) -> Float64Array:
@@ -92,7 +79,7 @@ def round_to(values: Float64Array, dtype: npt.DTypeLike) -> Array:
         raise ArgumentTypeError("dtype", dtype, "float32, float64, float16 or bfloat16") from error
     if isinstance(values, Foreign):
         return values.astype(target)
-    if _known_type(target) != DataType.BFLOAT16:
+    if _arguments.data_type(target) != DataType.BFLOAT16:
         with np.errstate(over="ignore", under="ignore"):
             return values.astype(target)
     with np.errstate(over="ignore", under="ignore"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import types
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
@@ -208,21 +209,6 @@ class _Cupy:
         return int(self._nccl.NCCL_FLOAT64 if vector.dtype == np.float64 else self._nccl.NCCL_FLOAT32)
 
 
-class _CudaVector:
-    """A vector in device memory with ``__cuda_array_interface__``."""
-
-    def __init__(self, memory: Any, values: Array) -> None:
-        self.memory = memory  # to keep it alive
-        self.nbytes = values.nbytes
-        self.__cuda_array_interface__ = {
-            "shape": values.shape,
-            "typestr": values.dtype.str,
-            "data": (int(memory.handle), False),
-            "strides": None,
-            "version": 3,
-        }
-
-
 class _Nccl4py:
     """nccl4py's ``nccl.core.Communicator``, with memory from ``cuda.core``, which nccl4py requires."""
 
@@ -240,7 +226,9 @@ class _Nccl4py:
         memory = self._device.allocate(values.nbytes, stream=queue)
         memory.copy_from(self._core.Buffer.from_handle(values.ctypes.data, values.nbytes), stream=queue)
         queue.sync()
-        return _CudaVector(memory, values)
+        place = {"data": (int(memory.handle), False), "strides": None, "version": 3}
+        interface = {"shape": values.shape, "typestr": values.dtype.str, **place}
+        return types.SimpleNamespace(memory=memory, nbytes=values.nbytes, __cuda_array_interface__=interface)
 
     def all_gather(self, send: Any, received: Any, stream: int) -> None:
         self._communicator.allgather(send, received, stream=stream)
@@ -257,26 +245,21 @@ class _Nccl4py:
         return self._core.Stream.from_handle(stream) if stream else self._device.default_stream
 
 
-_ADAPTERS: dict[str, Any] = {
-    "mpi4py": _Mpi,
-    "torch": _Torch,
-    "cupy": _Cupy,
-    "cupy_backends": _Cupy,  # the package of the class NcclCommunicator
-    "nccl": _Nccl4py,
+_ADAPTERS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "mpi4py": (_Mpi, ("Allgather", "Allreduce", "Get_rank")),
+    "torch": (_Torch, ("allgather", "allreduce", "rank", "size")),
+    "cupy": (_Cupy, ("allGather", "allReduce", "rank_id", "size")),
+    "nccl": (_Nccl4py, ("allgather", "allreduce", "nranks")),
 }
-_METHODS = {
-    _Mpi: ("Allgather", "Allreduce", "Get_rank"),
-    _Torch: ("allgather", "allreduce", "rank", "size"),
-    _Cupy: ("allGather", "allReduce", "rank_id", "size"),
-    _Nccl4py: ("allgather", "allreduce", "nranks"),
-}
+"""By the package of a communicator's class: the adapter, and the members that it needs."""
+_ADAPTERS["cupy_backends"] = _ADAPTERS["cupy"]  # the package of the class NcclCommunicator
 
 
 def _connect(communicator: Any) -> Communicator:
     """Choose the adapter by the package of the communicator's class."""
     for cls in type(communicator).__mro__:
-        adapter = _ADAPTERS.get(cls.__module__.partition(".")[0])
-        if adapter is not None and all(hasattr(communicator, name) for name in _METHODS[adapter]):
+        adapter, members = _ADAPTERS.get(cls.__module__.partition(".")[0], (None, ()))
+        if adapter is not None and all(hasattr(communicator, name) for name in members):
             connected: Communicator = adapter(communicator)
             return connected
     with contextlib.suppress(Exception):  # raised by the object's attributes
