@@ -46,19 +46,14 @@ class Device:
     """Device type as in DLPack."""
     device_id: int
     name: str
-
-    @property
-    def stream(self) -> int:
-        """Address of the stream of the device's copies and events, for `Handle.set_stream`. 0 on the CPU."""
-        raise NotImplementedError
+    stream: int = 0
+    """Address of the stream of the device's copies and events, for `Handle.set_stream`. 0 on the CPU."""
 
     def synchronize(self) -> None:
-        """Wait for the stream."""
-        raise NotImplementedError
+        """Wait for the stream; on the CPU calls return when they are done."""
 
     def synchronize_all(self) -> None:
         """Wait for every stream of the device, as work on a stream that is not known needs it."""
-        raise NotImplementedError
 
     def from_numpy(self, array: Any, dtype: DataType | None = None) -> Buffer:
         """Copy an array of any strides to the device, on the stream, and wait for it.

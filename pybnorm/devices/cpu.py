@@ -34,17 +34,6 @@ class Device(_copying.Device):
         self.device_id = 0
         self.name = _processor()
 
-    @property
-    def stream(self) -> int:
-        """0: the CPU has no streams."""
-        return 0
-
-    def synchronize(self) -> None:
-        """Do nothing: calls on the CPU return when they are done."""
-
-    def synchronize_all(self) -> None:
-        """Do nothing."""
-
     def _allocate(self, nbytes: int) -> tuple[object, int]:
         nbytes = _arguments.integer(nbytes, "nbytes", high=sys.maxsize - _arguments.ALIGNMENT)
         memory = aligned_bytes(nbytes)

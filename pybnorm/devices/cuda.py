@@ -44,17 +44,13 @@ class Device(_copying.Device):
             self._device = self._core.Device(device_id)
             self._device.set_current()
             self._stream = self._device.create_stream()
+            self.stream = int(self._stream.handle)
             self.device_id = device_id
             self.name = str(self._device.name)
         except ValueError as error:
             raise ArgumentError("device_id", device_id, f"an ordinal of the CUDA driver's ({error})") from error
         except Exception as error:  # of cuda.core and cuda.bindings, whose classes differ between releases
             raise _unusable(error, f"Device({device_id})") from error
-
-    @property
-    def stream(self) -> int:
-        """Address of the stream."""
-        return int(self._stream.handle)
 
     def synchronize(self) -> None:
         """Wait for the stream; an error of earlier asynchronous work is raised here."""

@@ -219,17 +219,12 @@ class Device(_copying.Device):
         self.name = hip.name(device_id)
         stream = _POINTER()
         hip.call("hipStreamCreateWithFlags", ctypes.byref(stream), _STREAM_NON_BLOCKING)
-        self._stream = stream.value
+        self.stream = stream.value or 0
         weakref.finalize(self, hip.functions["hipStreamDestroy"], stream.value)
-
-    @property
-    def stream(self) -> int:
-        """Address of the stream."""
-        return self._stream or 0
 
     def synchronize(self) -> None:
         """Wait for the stream; an error of earlier asynchronous work is raised here."""
-        self._hip.call("hipStreamSynchronize", self._stream)
+        self._hip.call("hipStreamSynchronize", self.stream)
 
     def synchronize_all(self) -> None:
         """Wait for every stream of the device; an error of earlier asynchronous work is raised here."""
@@ -246,11 +241,11 @@ class Device(_copying.Device):
                 event = _POINTER()
                 hip.call("hipEventCreate", ctypes.byref(event))
                 events.append(event)
-            hip.call("hipEventRecord", events[0], self._stream)
+            hip.call("hipEventRecord", events[0], self.stream)
             for event in events[1:]:
                 for _ in range(calls):
                     call()
-                hip.call("hipEventRecord", event, self._stream)
+                hip.call("hipEventRecord", event, self.stream)
             self.synchronize()
             seconds = []
             for start, end in itertools.pairwise(events):
@@ -264,7 +259,7 @@ class Device(_copying.Device):
 
     def _copy(self, to: int, source: int, nbytes: int, from_host: bool) -> None:
         kind = _HOST_TO_DEVICE if from_host else _DEVICE_TO_HOST
-        self._hip.call("hipMemcpyAsync", to, source, nbytes, kind, self._stream)
+        self._hip.call("hipMemcpyAsync", to, source, nbytes, kind, self.stream)
         self.synchronize()
 
     def _go(self) -> None:

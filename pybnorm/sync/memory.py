@@ -13,26 +13,9 @@ from pybnorm import _arguments
 from pybnorm._arrays import CPU, Buffer
 from pybnorm._core import SLOT_BITS, Handle
 from pybnorm.enums import DataType
-from pybnorm.errors import ArgumentError, RankError
 from pybnorm.operations.program import Prepared, Program
 from pybnorm.sync.communicators import Array, Communicator
-from pybnorm.sync.messages import (
-    _ALIGN,
-    _CODE,
-    _COUNT,
-    _DIGITS,
-    _FAILED_RANK,
-    _FAILURES,
-    _HEADER,
-    _NO_WEIGHT,
-    _WEIGHT,
-    BACKWARD,
-    FAILED,
-    FORWARD,
-    _number,
-    _raise_failed,
-    _ranks,
-)
+from pybnorm.sync.messages import _ALIGN, _HEADER, BACKWARD, FAILED, FORWARD, _message, _read_headers
 
 _WHOLE = 1 << 16
 """Bytes: of what is no longer than this, a device's headers are read with the rest, which is faster than packing."""
@@ -65,16 +48,7 @@ class _Memory:
         later = functools.partial(functools.partial, communicator.read)
         self._begin_read: Callable[..., Callable[[], None]] = getattr(communicator, "begin_read", later)
         number, rank, size = np.dtype(dtype.name.lower()), communicator.rank, communicator.size
-
-        def message(code: int, fill: float = 0.0) -> Array:
-            values = np.zeros(length, number)
-            values[: 2 * section] = fill
-            values[2 * section + _CODE] = code
-            values[2 * section + _WEIGHT] = _NO_WEIGHT
-            if code == FAILED:
-                values[2 * section + _FAILURES], values[2 * section + _FAILED_RANK] = 1, rank + 1
-            return values
-
+        message = functools.partial(_message, 2 * section, number, rank)
         contents: dict[int | str, Array] = {
             # A failed rank sends NaN, so that results are NaN where the other ranks do not read the header.
             FAILED: message(FAILED, math.nan),
@@ -204,29 +178,6 @@ class _Memory:
         heads = self._host[code][:, -_HEADER:]
         heard, (known, counts) = heads.tobytes(), self._told.get(code, (b"", ()))
         if heard != known:
-            counts = self._read_headers(code, heads)
+            counts = _read_headers(heads, code, self.gathered[code], self.communicator)
             self._told[code] = heard, counts
-        return counts
-
-    def _read_headers(self, code: int, heads: Array) -> tuple[int, ...]:
-        size, me = self.communicator.size, self.communicator.rank
-        if self.gathered[code]:
-            failed = tuple(np.flatnonzero(heads[:, _CODE] == FAILED).tolist())
-            if failed:
-                _raise_failed(failed, me)
-            others = tuple(np.flatnonzero(heads[:, _CODE] != code).tolist())
-            if others:
-                names = {FORWARD: "forward", BACKWARD: "backward"}
-                raise RankError(f"rank {me} called {names[code]}, but {_ranks(others)} did not: other calls", others)
-        else:
-            heads = heads[:1]
-            head = heads[0]
-            failures = round(float(head[_FAILURES]))
-            if failures == 1:
-                _raise_failed((round(float(head[_FAILED_RANK])) - 1,), me)
-            if head[_CODE] != code * size:
-                raise RankError(f"rank {me}: the call cannot be completed, because it failed on {failures} other ranks")
-        counts = tuple([_number(head[_COUNT : _COUNT + _DIGITS]) for head in heads])
-        if not any(counts):
-            raise ArgumentError("x", "no elements on any rank", "at least one rank with elements")
         return counts

@@ -8,7 +8,7 @@ digits whose sums over ranks stay exact.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -66,6 +66,39 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def _raise_failed(failed: Sequence[int], me: int) -> NoReturn:
     raise RankError(f"rank {me}: the call cannot be completed, because it failed on {_ranks(failed)}", failed)
+
+
+def _message(values: int, dtype: np.dtype[Any], rank: int, code: int, fill: float = 0.0) -> Array:
+    """A message of so many values and a header."""
+    body, header = np.full(values, fill, dtype), np.zeros(_HEADER, dtype)
+    header[_CODE], header[_WEIGHT] = code, _NO_WEIGHT
+    if code == FAILED:
+        header[_FAILURES], header[_FAILED_RANK] = 1, rank + 1
+    return np.concatenate([body, header])
+
+
+def _read_headers(heads: Array, code: int, gathered: bool, adapter: Communicator) -> tuple[int, ...]:
+    """The counts in the headers of the ranks, or in their sum; raises if a rank failed or none has any element."""
+    me = adapter.rank
+    if gathered:
+        failed = tuple(np.flatnonzero(heads[:, _CODE] == FAILED).tolist())
+        if failed:
+            _raise_failed(failed, me)
+        others = tuple(np.flatnonzero(heads[:, _CODE] != code).tolist())
+        if others:
+            names = {FORWARD: "forward", BACKWARD: "backward"}
+            raise RankError(f"rank {me} called {names[code]}, but {_ranks(others)} did not: other calls", others)
+    else:
+        heads = heads[:1]
+        failures = round(float(heads[0, _FAILURES]))
+        if failures == 1:
+            _raise_failed((round(float(heads[0, _FAILED_RANK])) - 1,), me)
+        if heads[0, _CODE] != code * adapter.size:
+            raise RankError(f"rank {me}: the call cannot be completed, because it failed on {failures} other ranks")
+    counts = tuple([_number(head[_COUNT : _COUNT + _DIGITS]) for head in heads])
+    if not any(counts):
+        raise ArgumentError("x", "no elements on any rank", "at least one rank with elements")
+    return counts
 
 
 def _agree(adapter: Communicator, mine: _Agreed, failure: Exception | None) -> None:
