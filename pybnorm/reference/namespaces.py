@@ -36,6 +36,8 @@ class Namespace:
     name = "numpy"
     place: dict[str, str] = {}  # noqa: RUF012 (a constant)
     """Where the library makes an array, as keywords."""
+    renamed = {"abs": "absolute", "bitwise_not": "invert"}  # noqa: RUF012 (a constant)
+    """The library's names of NumPy's ufuncs, where they differ."""
 
     def __init__(self, device_id: int = 0) -> None:
         self.device_id = device_id
@@ -48,8 +50,7 @@ class Namespace:
 
     def functions(self, name: str) -> Callable[..., Any]:
         """The library's function for a ufunc of NumPy."""
-        own = {"abs": "absolute", "bitwise_not": "invert"}.get(name, name)
-        function: Callable[..., Any] = getattr(self.lib, own)
+        function: Callable[..., Any] = getattr(self.lib, self.renamed.get(name, name))
         return function
 
     # ------------------------------------------------------------ arrays
@@ -188,6 +189,10 @@ class _Cupy(Namespace):
 
 class _Torch(Namespace):
     name = "torch"
+    renamed = {  # noqa: RUF012 (a constant)
+        "negative": "neg", "equal": "eq", "not_equal": "ne", "less": "lt", "less_equal": "le", "greater": "gt",
+        "greater_equal": "ge", "invert": "bitwise_not",
+    }  # fmt: skip
 
     def __init__(self, device_id: int = 0) -> None:
         super().__init__(device_id)
@@ -195,10 +200,8 @@ class _Torch(Namespace):
         self.place = {"device": self.device}
 
     def functions(self, name: str) -> Callable[..., Any]:
-        if name == "sqrt" and self.device == "cpu":  # there it is not always the nearest number
-            return self._sqrt
-        function: Callable[..., Any] = getattr(self.lib, _TORCH.get(name, name))
-        return function
+        # On the CPU PyTorch's own is not always the nearest number.
+        return self._sqrt if name == "sqrt" and self.on_cpu else super().functions(name)
 
     @property
     def on_cpu(self) -> bool:
@@ -268,10 +271,6 @@ class _Torch(Namespace):
             self.lib.cuda.empty_cache()
 
 
-_TORCH = {
-    "negative": "neg", "equal": "eq", "not_equal": "ne", "less": "lt", "less_equal": "le",
-    "greater": "gt", "greater_equal": "ge", "invert": "bitwise_not",
-}  # fmt: skip
 _CLASSES: dict[str, type[Namespace]] = {"numpy": Namespace, "cupy": _Cupy, "torch": _Torch}
 
 
