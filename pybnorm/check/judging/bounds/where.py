@@ -17,8 +17,8 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -109,11 +109,12 @@ class _Axis:
     """A coordinate of an element: a function of its channel, of its place in the channel, or of both."""
 
     one: str
-    many: str
     letter: str
     size: int
     of: str
     """"channel", "place" or "memory"."""
+    values: Callable[[Array, Array], Array]
+    """The coordinate, by channel and place."""
     each: str = ""
     """The name of what has `size` of it."""
 
@@ -122,28 +123,34 @@ class _Grid:
     """The elements of an output as channels times places, with the coordinates of both."""
 
     def __init__(self, levels: Array, strides: tuple[int, ...]) -> None:
-        images, channels, *plane = levels.shape
-        self.plane = tuple(plane)
-        self.channels, self.inner = channels, math.prod(plane)
+        images, self.channels, *plane = levels.shape
+        self.inner = math.prod(plane)
         self.m = images * self.inner
-        self.levels = levels.reshape(images, channels, self.inner)
-        self.strides = strides if len(strides) == levels.ndim and self.m <= LARGEST else ()
+        self.levels = levels.reshape(images, self.channels, self.inner)
         self.total, self.wrong = levels.size, int(np.count_nonzero(levels))
         names = {1: ("position",), 2: ("row", "column"), 3: ("slice", "row", "column")}
         inner = names.get(len(plane), tuple(f"index {i}" for i in range(len(plane))))
-        axes = [_Axis("channel", "channels", "c", channels, "channel")]
-        axes += [_Axis("image", "images", "n", images, "place")]
+        axes = [_Axis("channel", "c", self.channels, "channel", lambda channel, place: channel)]
+        axes += [_Axis("image", "n", images, "place", lambda channel, place: place // self.inner)]
         letters = "d" * (len(plane) - 2) + "hw"[max(0, 2 - len(plane)) :]
-        self.names = inner
-        axes += [_Axis(n, f"{n}s", k, s, "place") for n, k, s in zip(inner, letters, plane, strict=True)]
+        steps = [math.prod(plane[i + 1 :]) for i in range(len(plane))]
+        in_plane = [functools.partial(_index, step=step, size=size) for step, size in zip(steps, plane, strict=True)]
+        axes += [_Axis(n, k, f.keywords["size"], "place", f) for n, k, f in zip(inner, letters, in_plane, strict=True)]
+        element = functools.partial(_Axis, "element", "k")
         if len(plane) > 1:
-            axes.append(_Axis("element", "elements", "k", self.inner, "place", "plane"))
+            axes.append(element(self.inner, "place", lambda channel, place: place % self.inner, "plane"))
         if images > 1 and self.inner > 1:
-            axes.append(_Axis("element", "elements", "k", self.m, "place", "channel"))
-        if self.strides:
-            axes.append(_Axis("element", "elements", "k", self.total, "memory", "memory"))
+            axes.append(element(self.m, "place", lambda channel, place: place, "channel"))
+        if len(strides) == levels.ndim and self.m <= LARGEST:
+
+            def offsets(channel: Array, place: Array) -> Array:
+                place = place.astype(np.int64)
+                own = sum(f(channel, place) * s for f, s in zip(in_plane, strides[2:], strict=True))
+                return place // self.inner * strides[0] + channel * strides[1] + own
+
+            axes.append(element(self.total, "memory", offsets, "memory"))
         self.axes = tuple(axis for axis in axes if axis.size > 1)
-        self._made: dict[Any, Array] = {}
+        self._coordinates: dict[_Axis, Array] = {}
 
     def sample(self) -> tuple[Array, Array]:
         """Channel and place in it of the wrong elements, or of `SAMPLE` of them."""
@@ -158,151 +165,85 @@ class _Grid:
         channel, inside = np.divmod(rest, self.inner)
         return channel, image * self.inner + inside
 
-    def values(self, axis: _Axis, channel: Array, place: Array) -> Array:
-        """The coordinate of elements."""
-        if axis.of == "channel":
-            return channel
-        if axis.of == "memory":
-            return self.offsets(channel, place)
-        if axis.each == "channel":
-            return place
-        if axis.one == "image":
-            return place // self.inner
-        inside = place % self.inner
-        if axis.each == "plane":
-            return inside
-        return self._indices(inside)[self.names.index(axis.one)]
-
-    def _indices(self, inside: Array) -> list[Array]:
-        """Make indices of places in a plane; `numpy.unravel_index` makes all of them 64 bits wide."""
-        found = []
-        for size in reversed(self.plane):
-            found.append(inside % size)
-            inside = inside // size
-        return found[::-1]
-
-    def offsets(self, channel: Array, place: Array) -> Array:
-        """Offset in memory."""
-        image, inside = np.divmod(place.astype(np.int64), self.inner)
-        result = image * self.strides[0] + channel * self.strides[1]
-        if self.plane:
-            steps = zip(self._indices(inside), self.strides[2:], strict=True)
-            result = result + sum(i * s for i, s in steps)
-        return result
-
-    def _once(self, key: Any, make: Any) -> Any:
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
-
     def coordinates(self, axis: _Axis) -> Array:
-        """The coordinate of every channel, or of every place in one."""
+        """The coordinate of every channel, or of every place in the first one."""
         if axis.of == "channel":
             return np.arange(self.channels)
-        first = np.zeros(1, int)
-        return self._once(axis, lambda: self.values(axis, first, np.arange(self.m, dtype=np.int32)))
-
-    def box(self, conditions: tuple[_Condition, ...]) -> _Box:
-        """The elements that hold all conditions."""
-        masks = {"channel": np.ones(self.channels, bool), "place": np.ones(self.m, bool)}
-        for condition in conditions:
-            if condition.axis.of != "memory":
-                masks[condition.axis.of] &= condition.holds(self.coordinates(condition.axis))
-        return _Box(self, masks, next((c for c in conditions if c.axis.of == "memory"), None))
+        if axis not in self._coordinates:
+            self._coordinates[axis] = axis.values(np.zeros(1, int), np.arange(self.m, dtype=np.int32))
+        return self._coordinates[axis]
 
     def count(self, conditions: tuple[_Condition, ...]) -> tuple[int, int]:
         """Wrong elements that hold all conditions, and all elements that do."""
         if not conditions:
             return self.wrong, self.total
-        box = self.box(conditions)
+        box = _Box(self, conditions)
         chosen, found = np.flatnonzero(box.masks["channel"]), 0
         places = box.masks["place"].reshape(-1, self.inner)
+        memory = next((c for c in conditions if c.axis.of == "memory"), None)
         step = max(1, STEP // (self.channels * self.inner))
         for first in range(0, len(places), step):  # one by one: an output may be large
             own = places[first : first + step]
             if not own.any():
                 continue
             wrong = (self.levels[first : first + step, chosen] > 0) & own[:, None]
-            if box.memory is None:
+            if memory is None:
                 found += int(np.count_nonzero(wrong))
             elif wrong.any():
                 image, channel, inside = np.nonzero(wrong)
-                offsets = self.offsets(chosen[channel], (first + image) * self.inner + inside)
-                found += int(np.count_nonzero(box.memory.holds(offsets)))
-        return found, box.size(box.memory)
+                offsets = memory.axis.values(chosen[channel], (first + image) * self.inner + inside)
+                found += int(np.count_nonzero(memory.holds(offsets)))
+        return found, box.size(memory)
+
+
+def _index(channel: Array, place: Array, step: int, size: int) -> Array:
+    """An index of places in a plane; `numpy.unravel_index` makes all of them 64 bits wide."""
+    return place // step % size
 
 
 class _Box:
-    """The elements that hold some conditions, and how many of them hold one more."""
+    """The elements that hold some conditions on channels and places, and how many of them hold one more."""
 
-    def __init__(self, grid: _Grid, masks: dict[str, Array], memory: _Condition | None) -> None:
-        self.grid, self.masks, self.memory = grid, masks, memory
-        self.counts = {of: int(np.count_nonzero(mask)) for of, mask in masks.items()}
-        self._histograms: dict[_Axis, _Histogram] = {}
+    def __init__(self, grid: _Grid, conditions: tuple[_Condition, ...]) -> None:
+        self.grid = grid
+        self.masks = {"channel": np.ones(grid.channels, bool), "place": np.ones(grid.m, bool)}
+        for condition in conditions:
+            if condition.axis.of != "memory":
+                self.masks[condition.axis.of] &= condition.holds(grid.coordinates(condition.axis))
+        self._sizes = {of: int(np.count_nonzero(mask)) for of, mask in self.masks.items()}
+        self._counts: dict[_Axis, Array] = {}
 
     def size(self, condition: _Condition | None) -> int:
         """Elements that hold a condition, too."""
         if condition is None:
-            return self.counts["channel"] * self.counts["place"]
-        if condition.axis.of == "memory":
-            return self._in_memory(condition)
+            return self._sizes["channel"] * self._sizes["place"]
         axis = condition.axis
-        if axis not in self._histograms:
+        if axis.of == "memory":
+            return condition.among(self._remainders) if condition.modulus else self._between(condition)
+        if axis not in self._counts:
             own = self.grid.coordinates(axis)[self.masks[axis.of]]
-            self._histograms[axis] = _Histogram(np.bincount(own, minlength=axis.size))
-        other = self.counts["place" if axis.of == "channel" else "channel"]
-        return other * self._histograms[axis].count(condition)
+            self._counts[axis] = np.bincount(own, minlength=axis.size)
+        return self._sizes["place" if axis.of == "channel" else "channel"] * condition.among(self._counts[axis])
 
     @functools.cached_property
     def _offsets(self) -> tuple[Array, Array]:
         """The share of each channel, and of each place in order, in an offset in memory."""
-        grid, zero = self.grid, np.zeros(1, int)
-        every = grid._once("memory", lambda: grid.offsets(zero, np.arange(grid.m)))
-        return grid.offsets(np.flatnonzero(self.masks["channel"]), zero), np.sort(every[self.masks["place"]])
+        (axis,) = (axis for axis in self.grid.axes if axis.of == "memory")
+        channels = np.flatnonzero(self.masks["channel"])
+        return axis.values(channels, np.zeros(1, int)), np.sort(self.grid.coordinates(axis)[self.masks["place"]])
 
     @functools.cached_property
-    def _remainders(self) -> _Histogram:
+    def _remainders(self) -> Array:
         """Numbers of elements by the remainder of their offset: those of channels and of places, convolved."""
         k = _largest_modulus(self.grid.total)
         counts = [np.fft.rfft(np.bincount(offsets % k, minlength=k)) for offsets in self._offsets]
-        return _Histogram(np.rint(np.fft.irfft(counts[0] * counts[1])).astype(np.int64))
+        return np.rint(np.fft.irfft(counts[0] * counts[1])).astype(np.int64)
 
-    def _in_memory(self, condition: _Condition) -> int:
-        if condition.modulus:
-            return self._remainders.count(condition)
+    def _between(self, condition: _Condition) -> int:
         first, second = self._offsets
         up_to = (np.searchsorted(second, end - first, side="right") for end in (condition.low - 1, condition.high))
         below, within_ = (int(counts.sum()) for counts in up_to)
         return within_ - below
-
-
-class _Histogram:
-    """Numbers of elements by a coordinate."""
-
-    def __init__(self, counts: Array) -> None:
-        self._counts, self._below = counts, np.concatenate([[0], counts.cumsum()])
-        self._folded: dict[int, Array] = {}
-
-    def count(self, condition: _Condition) -> int:
-        """Elements that hold a condition."""
-        if condition.few:
-            return int(self._counts[list(condition.few)].sum())
-        if not condition.modulus:
-            return int(self._below[condition.high + 1] - self._below[condition.low])
-        return int(self.remainders(condition.modulus)[condition.low : condition.high + 1].sum())
-
-    def remainders(self, modulus: int) -> Array:
-        """Numbers of elements by the remainder of the coordinate."""
-        if modulus in ODD:
-            return np.bincount(np.arange(len(self._counts)) % modulus, self._counts, modulus)
-        if not self._folded:
-            k = _largest_modulus(len(self._counts) + 1)
-            folded = np.pad(self._counts, (0, -len(self._counts) % k)).reshape(-1, k).sum(axis=0)
-            while k > 1:
-                self._folded[k] = folded
-                k //= 2
-                folded = folded[:k] + folded[k:]
-        return self._folded[modulus]
 
 
 def _largest_modulus(size: int) -> int:
@@ -327,6 +268,14 @@ class _Condition:
         if self.modulus:
             values = values % self.modulus
         return (values >= self.low) & (values <= self.high)
+
+    def among(self, counts: Array) -> int:
+        """Elements that hold it, where so many have each value of the coordinate, or each remainder."""
+        if self.few:
+            return int(counts[list(self.few)].sum())
+        if self.modulus:
+            counts = np.pad(counts, (0, -len(counts) % self.modulus)).reshape(-1, self.modulus).sum(axis=0)
+        return int(counts[self.low : self.high + 1].sum())
 
     @functools.cached_property
     def bits(self) -> float:
@@ -363,13 +312,13 @@ class _Condition:
                 said = f"{k} <= {high}" if low == 0 else f"{k} >= {low}"
                 said = said if self._at_an_end(self.modulus) else f"{low} <= {k} <= {high}"
             apart = f" ({self.modulus} apart)" if axis.each and low == high else ""
-            return f"{axis.many} {axis.letter}{of} with {said}{apart}"
+            return f"{axis.one}s {axis.letter}{of} with {said}{apart}"
         count = high - low + 1
         if high == axis.size - 1:
-            return f"the last {axis.one}{each}" if count == 1 else f"the last {count} {axis.many}{each}"
+            return f"the last {axis.one}{each}" if count == 1 else f"the last {count} {axis.one}s{each}"
         if count == 1:
             return f"{axis.one} {low}{of}"
-        return f"the first {count} {axis.many}{each}" if low == 0 else f"{axis.many} {low} to {high}{of}"
+        return f"the first {count} {axis.one}s{each}" if low == 0 else f"{axis.one}s {low} to {high}{of}"
 
 
 def _conditions(axis: _Axis, values: Array) -> Iterator[tuple[_Condition, int]]:
@@ -419,9 +368,8 @@ def _search(grid: _Grid) -> tuple[_Condition, ...]:
     best: tuple[_Condition, ...] = ()
     fewest = _choices(grid.total, grid.wrong)
     row, least = [(fewest, best)], max(LEAST, SHARE * fewest)
-    coordinates = [(axis, grid.values(axis, channel, place)) for axis in grid.axes]
-    if grid.m > LARGEST:
-        coordinates = [(axis, values) for axis, values in coordinates if axis.of == "channel"]
+    axes = [axis for axis in grid.axes if grid.m <= LARGEST or axis.of == "channel"]
+    coordinates = [(axis, axis.values(channel, place)) for axis in axes]
     seen: set[frozenset[_Condition]] = set()
     for deep in range(DEEPEST):
         if fewest < least + CHEAPEST * (deep + 1):
@@ -435,7 +383,7 @@ def _search(grid: _Grid) -> tuple[_Condition, ...]:
                 inside &= condition.holds(next(v for a, v in coordinates if a == condition.axis))
             if not inside.any():
                 continue
-            box = grid.box(found)
+            box = _Box(grid, found)
             for axis, values in coordinates:
                 own = values[inside]
                 for condition, covered in _conditions(axis, own):
