@@ -16,12 +16,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from pybnorm import reference
+from pybnorm.check.judging.bounds.causes import UNBIASED
 from pybnorm.check.judging.bounds.classes import Tier, depth
 from pybnorm.check.judging.bounds.expected import Expected
 from pybnorm.check.judging.bounds.formulas import blended
@@ -54,6 +55,7 @@ OUTSIDE = "as Keras documented its first versions"
 VARIANCE = "oneDNN saves the variance; cuDNN, MIOpen and PyTorch the inverse standard deviation"
 EVALUATION = "PyTorch: training=False, eval(); Keras: training=False; TensorFlow: is_training=False"
 AFFINE = "PyTorch: affine=False; Keras: scale=False, center=False; flax: use_scale, use_bias"
+DDOF = "PyTorch: x.std(); NumPy: x.std(ddof=1)"
 AXIS = "Keras: axis; flax: axis, reduction axes; PyTorch's channels are axis 1, Keras's and flax's the last"
 
 
@@ -71,10 +73,14 @@ class Convention:
         return self.text + (f" ({self.switch})" if self.switch else "")
 
 
+_Way: TypeAlias = tuple[Any, ...]
+"""One way of something: its text, "" of the correct one; its switch; and the numbers that it consists of."""
+
+
 class Made(NamedTuple):
     """An output as conventions make it."""
 
-    texts: tuple[str, ...]
+    texts: list[str]
     switch: str
     values: Array
 
@@ -98,39 +104,27 @@ class Given:
     dbias: Array | None = None
     x: Array | None = None
     dy: Array | None = None
-    fields: tuple[tuple[str, Array, Array], ...] = ()
+    fields: Sequence[tuple[str, Array, Array]] = ()
     """Mean and variance over other axes, at the elements, with their names."""
-
-    @property
-    def m(self) -> int:
-        """Elements of a statistic."""
-        return self.problem.m
 
     @property
     def bessel(self) -> float:
         """The factor of the unbiased variance."""
-        return self.m / (self.m - 1) if self.m > 1 else 1.0
+        m = self.problem.m
+        return m / (m - 1) if m > 1 else 1.0
 
     def updated(self, old: Array, batch: Array) -> Array:
         """A running statistic after its update."""
         return self.problem.factor * batch + (1 - self.problem.factor) * old
 
-    def first(self) -> Given:
-        """The same at the first few elements."""
-        x, dy = (None if a is None else a[:, :FEW] for a in (self.x, self.dy))
-        return dataclasses.replace(self, x=x, dy=dy)
-
 
 def convention_of(expected: Expected, output: str, got: Array) -> Convention | None:
     """The convention that explains an output that is wrong; None if none does."""
-    problem = expected.problem
+    problem, found = expected.problem, []
     if problem.composed not in _KNOWN or problem.activation:
         return None
     with np.errstate(all="ignore"):
         seen = _Seen(expected, output, got)
-        if not seen.usable:
-            return None
-        found = []
         for made in seen.candidates():
             bits = seen.evidence.bits(made.values) - EACH * (len(made.texts) - 1)
             if bits >= NEEDED:
@@ -160,8 +154,12 @@ class Evidence:
         largest = np.abs(got).max(axis=1, keepdims=True) + 2 * allowed.max(axis=1, keepdims=True)
         largest = largest / (1 - 2 * self._relative) if self._relative < 0.5 else np.full_like(largest, np.inf)
         # of a convention that is within its bound: no element of it is larger than `largest`
-        reach = 2 * (allowed + self._relative * np.maximum(largest - self._size, 0))
+        reach = 2 * self._reach(largest)
         self._low, self._high = ((got + way * reach)[:, :FEW] for way in (-1, 1))
+
+    def _reach(self, size: Array) -> Array:
+        """Say how far off a convention's values of that size may be."""
+        return self._allowed + self._relative * np.maximum(size - self._size, 0)
 
     def may_fit(self, made: Array) -> Array:
         """Say which of some conventions, (..., statistics, `FEW` places), may be within their bounds."""
@@ -169,11 +167,9 @@ class Evidence:
 
     def bits(self, made: Array) -> float:
         """Bits by which `made` explains what came better than what is correct does; 0 if it is not within its bound."""
-        if made.shape != self._got.shape:
-            made = np.broadcast_to(made, self._got.shape)
+        made = np.broadcast_to(made, self._got.shape)
         size = np.abs(made).max(axis=1, keepdims=True)
-        more = self._relative * np.maximum(size - self._size, 0)  # of what is larger
-        if not np.isfinite(size).all() or not (np.abs(self._got - made) <= 2 * (self._allowed + more)).all():
+        if not np.isfinite(size).all() or not (np.abs(self._got - made) <= 2 * self._reach(size)).all():
             return 0.0
         floor = self._rounding * np.sqrt((made**2).mean(axis=1)) + np.finfo(np.float64).tiny
         after = np.maximum(np.sqrt(((self._got - made) ** 2).mean(axis=1)), floor)
@@ -183,27 +179,27 @@ class Evidence:
 class _Seen:
     """Some statistics of an output, and elements of each: what came, what is correct, and how far off it may be."""
 
+    usable = False
+    """Whether enough of the output is finite."""
+
     def __init__(self, expected: Expected, output: str, got: Array) -> None:
         self.expected, self.output = expected, output
-        problem, data = expected.problem, output in DATA_OUTPUTS
+        problem, inputs, data = expected.problem, expected.inputs, output in DATA_OUTPUTS
         self.count = count = expected.statistics[0].size
-        chosen = np.unique(np.linspace(0, count - 1, min(count, STATISTICS if data else VECTOR)).astype(int))
+        self.chosen = np.unique(np.linspace(0, count - 1, min(count, STATISTICS if data else VECTOR)).astype(int))
         rng = np.random.default_rng(3)
         self.places = rng.integers(0, problem.m, PLACES) if problem.m > PLACES else np.arange(problem.m)
-        values = self.columns(self.picked(got) if data else got, chosen)
+        values = self.columns(self.picked(got) if data else got)
         finite = np.isfinite(values).all(axis=1)
-        self.chosen, self.got = chosen[finite], values[finite]
-        self.usable = bool(finite.any())
-        if not self.usable:
+        self.chosen, self.got = self.chosen[finite], values[finite]
+        if not finite.any():
             return
         tier = Tier("", True, depth(problem.m))
         next(iter(expected.parts(output, None, (tier,))))  # what all elements need is found once
         seen = copy.copy(expected)
         if data:
-            arrays = {
-                n: self.picked(a) for n, a in expected.inputs.arrays().items() if a.shape == expected.inputs.x.shape
-            }
-            seen.inputs = dataclasses.replace(expected.inputs, **arrays)
+            arrays = {n: self.picked(a) for n, a in inputs.arrays().items() if a.shape == inputs.x.shape}
+            seen.inputs = dataclasses.replace(inputs, **arrays)
         right, allowed = np.empty((2, *seen.shape(output)))
         for part in seen.parts(output, None, (tier,)):
             right[part.index], allowed[part.index] = on_host(part.reference), on_host(part.classes[0][0])
@@ -223,31 +219,21 @@ class _Seen:
         image, inside = (a[:, None] for a in np.divmod(self.places, inner))
         return on_host(whole[image, np.arange(self.count), inside]).reshape(-1, *parameter[1:])
 
-    def columns(self, array: Any, chosen: Array | None = None) -> Array:
+    def columns(self, array: Any) -> Array:
         """The statistics that are looked at of an array of the parameters' size, or of what `picked` gives."""
-        rows = np.asarray(on_host(array), np.float64).reshape(-1, self.count)
-        return rows[:, self.chosen if chosen is None else chosen].T
+        return np.asarray(on_host(array), np.float64).reshape(-1, self.count)[:, self.chosen].T
 
     def _given(self, picked: Inputs | None) -> Given:
         """The numbers of the statistics; `picked` has the elements of y or dx."""
         expected, problem, inputs = self.expected, self.expected.problem, self.expected.inputs
-        (mean, inverse), training = (
-            map(self.columns, expected.statistics),
-            problem.operation == Operation.FORWARD_TRAINING,
-        )
-        zero = np.zeros_like(mean)
-        found = Given(
-            problem,
-            mean,
-            inverse,
-            self.columns(inputs.scale) if inputs.scale is not None else zero + 1,
-            self.columns(inputs.bias) if inputs.bias is not None else zero,
-        )
+        mean, inverse = map(self.columns, expected.statistics)
+        bias = np.zeros_like(mean) if inputs.bias is None else self.columns(inputs.bias)
+        found = Given(problem, mean, inverse, self.columns(inputs.scale), bias)
         if problem.recomputes:
             found.variance = self.columns(expected.moments.variance)
         elif inputs.variance is not None and not problem.inverse:
             found.variance = self.columns(inputs.variance)
-        if training and inputs.mean is not None and problem.old != "nan":
+        if problem.operation == Operation.FORWARD_TRAINING and inputs.mean is not None and problem.old != "nan":
             found.old_mean, found.old_variance = self.columns(inputs.mean), self.columns(inputs.need("variance"))
         small = inputs.x.size <= LARGEST
         if not problem.recomputes and small:
@@ -261,7 +247,7 @@ class _Seen:
             found.x = self.columns(picked.x)
             found.dy = None if picked.dy is None else self.columns(picked.dy)
             if problem.recomputes and small:
-                found.fields = tuple(self._fields())
+                found.fields = list(self._fields())
         return found
 
     def _fields(self) -> Iterator[tuple[str, Array, Array]]:
@@ -280,17 +266,19 @@ class _Seen:
 
     def candidates(self) -> Iterator[Made]:
         """The output as each convention makes it that may be within its bound, blended."""
+        if not self.usable:
+            return
         alpha, beta, prior = self.blend
         few = None if prior is None else prior[:, :FEW]
-        first = self.given.first()
+        x, dy = (None if a is None else a[:, :FEW] for a in (self.given.x, self.given.dy))
+        first = dataclasses.replace(self.given, x=x, dy=dy)
         for block in _MAKERS[self.output](self.given) if self.output in _MAKERS else ():
             fits = self.evidence.may_fit(blended(block.made(first, *block.stacked()), alpha, beta, few))
             for chosen in np.argwhere(fits):
                 ways = [row[i] for row, i in zip(block.ways, chosen, strict=True)]
-                values = block.made(self.given, *(value for way in ways for value in way.values))
-                texts = tuple(way.text for way in ways if way.text)
-                switch = "; ".join(dict.fromkeys(way.switch for way in ways if way.switch))
-                yield Made(texts, switch, blended(values, alpha, beta, prior))
+                values = block.made(self.given, *(value for way in ways for value in way[2:]))
+                texts, switches = ([way[i] for way in ways if way[i]] for i in (0, 1))
+                yield Made(texts, "; ".join(dict.fromkeys(switches)), blended(values, alpha, beta, prior))
         yield from self._other_layout()
 
     def _other_layout(self) -> Iterator[Made]:
@@ -315,7 +303,7 @@ class _Seen:
         values = kept["layout"].outputs[self.output]
         values = self.columns(self.picked(read(values, not last)) if self.output in DATA_OUTPUTS else values)
         word = "NHWC is read as NCHW" if last else "NCHW is read as NHWC"
-        yield Made((word,), AXIS, blended(values, *self.blend))
+        yield Made([word], AXIS, blended(values, *self.blend))
 
 
 _AXES: dict[str, Callable[[int], tuple[int, ...]]] = {
@@ -330,14 +318,6 @@ _AXES: dict[str, Callable[[int], tuple[int, ...]]] = {
 }
 
 
-class _Way(NamedTuple):
-    """One way of something; without a text the right one."""
-
-    text: str
-    switch: str
-    values: tuple[Any, ...]
-
-
 class _Block(NamedTuple):
     """Every combination of some ways, one of each row, and the output that the numbers make with their values."""
 
@@ -347,18 +327,14 @@ class _Block(NamedTuple):
     def stacked(self) -> Iterator[Array]:
         """The values of all ways at the first few elements: an axis for each row, then statistics and places."""
         for axis, row in enumerate(self.ways, 1):
-            for same in zip(*(way.values for way in row), strict=True):
+            for same in zip(*(way[2:] for way in row), strict=True):
                 whole = np.stack(np.broadcast_arrays(*(np.atleast_2d(a)[:, :FEW] for a in same)))
                 yield whole.reshape(len(row), *(1,) * (len(self.ways) - axis), *whole.shape[1:])
 
 
-def _forms(*ways: tuple[str, str, Array]) -> list[_Way]:
-    return [_Way(text, switch, (values,)) for text, switch, values in ways]
-
-
-def _alone(*ways: tuple[str, str, Array]) -> _Block:
-    """An output's forms, with their texts and switches."""
-    return _Block((_forms(*ways),), lambda g, values: values)
+def _alone(*ways: _Way) -> list[_Block]:
+    """The forms of an output that is made of nothing else."""
+    return [_Block(([*ways],), lambda g, values: values)]
 
 
 def _epsilons(epsilon: float) -> Iterator[tuple[str, str, float]]:
@@ -376,41 +352,40 @@ def _epsilons(epsilon: float) -> Iterator[tuple[str, str, float]]:
             yield way
 
 
-def _spreads(g: Given) -> Iterator[_Way]:
+def _spreads(g: Given) -> list[_Way]:
     """The inverse standard deviation from the variance, and what it is in other conventions."""
-    yield _Way("", "", (g.inverse,))
-    v, epsilon = g.variance, g.problem.epsilon
+    v, s, epsilon = g.variance, g.inverse, g.problem.epsilon
+    correct = ("", "", s)
     if v is None:
-        s = g.inverse
-        yield _Way("the inverse standard deviation is taken for a variance", VARIANCE, (1 / np.sqrt(s + epsilon),))
-        yield _Way("the inverse standard deviation is taken for a standard deviation", "", (1 / s,))
-        yield _Way("epsilon is added to what has it already", "", (1 / np.sqrt(1 / s**2 + epsilon),))
-        return
-    for text, switch, value in _epsilons(epsilon):
-        yield _Way(text, switch, (1 / np.sqrt(v + value),))
-    c, rms = g.bessel, v + g.mean**2
-    unbiased = "the unbiased standard deviation plus epsilon: sqrt(var m / (m - 1)) + eps"
-    roots = "the root of epsilon is added to the standard deviation: sqrt(var) + sqrt(eps)"
-    yield _Way("epsilon is added to the standard deviation: sqrt(var) + eps", OUTSIDE, (1 / (np.sqrt(v) + epsilon),))
-    yield _Way(roots, "", (1 / (np.sqrt(v) + math.sqrt(epsilon)),))
-    yield _Way("max(var, eps) in place of var + eps", "", (1 / np.sqrt(np.maximum(v, epsilon)),))
-    yield _Way("normalized by the unbiased variance, m / (m - 1) too large", "", (1 / np.sqrt(v * c + epsilon),))
-    yield _Way(unbiased, "PyTorch: x.std(); NumPy: x.std(ddof=1)", (1 / (np.sqrt(v * c) + epsilon),))
-    yield _Way("divided by the variance, without its root", "", (1 / (v + epsilon),))
-    yield _Way("multiplied by the standard deviation, not by its inverse", "", (np.sqrt(v + epsilon),))
-    yield _Way("the variance is taken for an inverse standard deviation", VARIANCE, (v,))
-    yield _Way("the variance is taken for a standard deviation", "", (1 / v,))
-    yield _Way("not divided by the standard deviation", "", (np.ones_like(v),))
-    yield _Way("the mean square in place of the variance", "", (1 / np.sqrt(rms + epsilon),))
+        return [
+            correct,
+            ("the inverse standard deviation is taken for a variance", VARIANCE, 1 / np.sqrt(s + epsilon)),
+            ("the inverse standard deviation is taken for a standard deviation", "", 1 / s),
+            ("epsilon is added to what has it already", "", 1 / np.sqrt(1 / s**2 + epsilon)),
+        ]
+    c, rms, deviation = g.bessel, v + g.mean**2, np.sqrt(v)
+    roots = 1 / (deviation + math.sqrt(epsilon))
+    unbiased = 1 / (np.sqrt(v * c) + epsilon)
+    return [
+        correct,
+        *((text, switch, 1 / np.sqrt(v + value)) for text, switch, value in _epsilons(epsilon)),
+        ("epsilon is added to the standard deviation: sqrt(var) + eps", OUTSIDE, 1 / (deviation + epsilon)),
+        ("the root of epsilon is added to the standard deviation: sqrt(var) + sqrt(eps)", "", roots),
+        ("max(var, eps) in place of var + eps", "", 1 / np.sqrt(np.maximum(v, epsilon))),
+        (UNBIASED, "", 1 / np.sqrt(v * c + epsilon)),
+        ("the unbiased standard deviation plus epsilon: sqrt(var m / (m - 1)) + eps", DDOF, unbiased),
+        ("divided by the variance, without its root", "", 1 / (v + epsilon)),
+        ("multiplied by the standard deviation, not by its inverse", "", np.sqrt(v + epsilon)),
+        ("the variance is taken for an inverse standard deviation", VARIANCE, v),
+        ("the variance is taken for a standard deviation", "", 1 / v),
+        ("not divided by the standard deviation", "", np.ones_like(v)),
+        ("the mean square in place of the variance", "", 1 / np.sqrt(rms + epsilon)),
+    ]
 
 
-def _statistics(g: Given) -> Iterator[_Way]:
+def _statistics(g: Given) -> list[_Way]:
     """Mean and inverse standard deviation that y or dx is made with."""
-    for way in _spreads(g):
-        yield way._replace(values=(g.mean, *way.values))
     zero, v, epsilon = np.zeros_like(g.mean), g.variance, g.problem.epsilon
-    yield _Way("the mean is not subtracted", "", (zero, g.inverse))
-    yield _Way("the mean is added, not subtracted", "", (-g.mean, g.inverse))
     others = [(text, AXIS, mean, variance) for text, mean, variance in g.fields]
     if v is not None:
         rms = "the mean is not subtracted, and the mean square is the variance (RMS norm)"
@@ -423,91 +398,98 @@ def _statistics(g: Given) -> Iterator[_Way]:
             others.append((f"{text} after their update{word}", "", mean, g.updated(g.old_variance, c * v)))
     if g.own is not None:
         others.append(("x's own statistics in place of those that are given", EVALUATION, *g.own))
-    for text, switch, mean, variance in others:
-        yield _Way(text, switch, (mean, 1 / np.sqrt(variance + epsilon)))
+    return [
+        *((text, switch, g.mean, inverse) for text, switch, inverse in _spreads(g)),
+        ("the mean is not subtracted", "", zero, g.inverse),
+        ("the mean is added, not subtracted", "", -g.mean, g.inverse),
+        *((text, switch, mean, 1 / np.sqrt(variance + epsilon)) for text, switch, mean, variance in others),
+    ]
 
 
-def _scales(g: Given) -> Iterator[_Way]:
+def _scales(g: Given) -> list[_Way]:
     one = np.ones_like(g.scale)
-    yield _Way("", "", (g.scale,))
-    yield _Way("gamma is missing, or fixed at 1", AFFINE, (one,))
-    yield _Way("abs(gamma) in place of gamma", "", (np.abs(g.scale),))
-    yield _Way("1 + gamma in place of gamma", "", (one + g.scale,))
-    yield _Way("gamma squared in place of gamma", "", (g.scale**2,))
+    return [
+        ("", "", g.scale),
+        ("gamma is missing, or fixed at 1", AFFINE, one),
+        ("abs(gamma) in place of gamma", "", np.abs(g.scale)),
+        ("1 + gamma in place of gamma", "", one + g.scale),
+        ("gamma squared in place of gamma", "", g.scale**2),
+    ]
 
 
-def _affine(g: Given) -> Iterator[_Way]:
-    for way in _scales(g):
-        yield way._replace(values=(*way.values, g.bias))
+def _affine(g: Given) -> list[_Way]:
     zero = np.zeros_like(g.bias)
-    yield _Way("beta is missing", AFFINE, (g.scale, zero))
-    yield _Way("gamma and beta are missing", AFFINE, (np.ones_like(g.scale), zero))
-    yield _Way("gamma and beta are taken for one another", "", (g.bias, g.scale))
-    yield _Way("beta is added before gamma: gamma (x_hat + beta)", "", (g.scale, g.scale * g.bias))
-    yield _Way("beta is subtracted", "", (g.scale, -g.bias))
-    yield _Way("divided by gamma, not multiplied", "", (1 / g.scale, g.bias))
-    yield _Way("y has the other sign", "", (-g.scale, -g.bias))
+    return [
+        *((*way, g.bias) for way in _scales(g)),
+        ("beta is missing", AFFINE, g.scale, zero),
+        ("gamma and beta are missing", AFFINE, np.ones_like(g.scale), zero),
+        ("gamma and beta are taken for one another", "", g.bias, g.scale),
+        ("beta is added before gamma: gamma (x_hat + beta)", "", g.scale, g.scale * g.bias),
+        ("beta is subtracted", "", g.scale, -g.bias),
+        ("divided by gamma, not multiplied", "", 1 / g.scale, g.bias),
+        ("y has the other sign", "", -g.scale, -g.bias),
+    ]
 
 
-def _y(g: Given) -> Iterator[_Block]:
+def _y(g: Given) -> list[_Block]:
     def made(g: Given, mean: Array, inverse: Array, scale: Array, bias: Array) -> Array:
         assert g.x is not None
         return scale * ((g.x - mean) * inverse) + bias
 
-    statistics, affine = list(_statistics(g)), list(_affine(g))
-    yield _Block((statistics, affine), made)
-    cut = _Way("an activation is applied: max(y, 0)", "", (0.0,))
-    yield _Block((statistics[:1], affine[:1], [cut]), lambda g, *values: np.maximum(made(g, *values[:-1]), values[-1]))
-
-
-def _terms(g: Given) -> Iterator[_Way]:
-    """The factors of the means of dy and of dy x_hat in the gradient of x."""
-    yield _Way("", "", (1.0, 1.0))
-    if g.dscale is None or g.dbias is None:
-        return
-    m, r = float(g.m), g.inverse
-    yield _Way("dx is that of evaluation, without the sums", EVALUATION, (0.0, 0.0))
-    yield _Way("dx without the term of dbias, the mean of dy", "", (0.0, 1.0))
-    yield _Way("dx without the term of dscale, the projection on x_hat", "", (1.0, 0.0))
-    yield _Way("dx with sums in place of means", "", (m, m))
-    yield _Way("dx with the sum of dy in place of its mean", "", (m, 1.0))
-    yield _Way("dx with the sum dscale in place of its mean", "", (1.0, m))
-    yield _Way("dx without 1/sigma in its projection", "", (1.0, 1 / r))
-    yield _Way("dx with 1/sigma squared in its projection", "", (1.0, r))
-    yield _Way("dx with the terms added, not subtracted", "", (-1.0, -1.0))
-    yield _Way("dx with a projection divided by m - 1", "", (1.0, g.bessel))
-    yield _Way("dx with means divided by m - 1", "", (g.bessel, g.bessel))
-
-
-def _inner(g: Given, inverse: Any, centre: Any, along: Any) -> Array:
-    """The gradient of x before scale and 1/sigma, with factors of its terms."""
-    assert g.x is not None
-    assert g.dy is not None
-    if g.dscale is None or g.dbias is None:
-        return g.dy
-    projection = along * (g.dscale * (inverse / g.inverse) / g.m)
-    return g.dy - centre * (g.dbias / g.m) - (g.x - g.mean) * inverse * projection
-
-
-def _dx(g: Given) -> Iterator[_Block]:
-    def made(g: Given, inverse: Array, centre: Any, along: Any, scale: Array) -> Array:
-        return scale * inverse * _inner(g, inverse, centre, along)
-
-    spreads, terms = list(_spreads(g)), list(_terms(g))
-    yield _Block((spreads, terms, list(_scales(g))), made)
-    last = [
-        _Way("dx is multiplied by the standard deviation", "", (g.scale / g.inverse**2,)),
-        _Way("dx is multiplied by m", "", (g.scale * g.m,)),
-        _Way("dx is divided by gamma", "", (1 / g.scale,)),
+    statistics, affine = _statistics(g), _affine(g)
+    cut: _Way = ("an activation is applied: max(y, 0)", "", 0.0)
+    activated = (statistics[:1], affine[:1], [cut])
+    return [
+        _Block((statistics, affine), made),
+        _Block(activated, lambda g, *values: np.maximum(made(g, *values[:-1]), values[-1])),
     ]
-    yield _Block((spreads[:1], terms, last), made)
 
 
-def _dscale(g: Given) -> Iterator[_Block]:
+def _terms(g: Given) -> list[_Way]:
+    """The factors of the means of dy and of dy x_hat in the gradient of x."""
     if g.dscale is None or g.dbias is None:
-        return
+        return [("", "", 1.0, 1.0)]
+    m, r = float(g.problem.m), g.inverse
+    return [
+        ("", "", 1.0, 1.0),
+        ("dx is that of evaluation, without the sums", EVALUATION, 0.0, 0.0),
+        ("dx without the term of dbias, the mean of dy", "", 0.0, 1.0),
+        ("dx without the term of dscale, the projection on x_hat", "", 1.0, 0.0),
+        ("dx with sums in place of means", "", m, m),
+        ("dx with the sum of dy in place of its mean", "", m, 1.0),
+        ("dx with the sum dscale in place of its mean", "", 1.0, m),
+        ("dx without 1/sigma in its projection", "", 1.0, 1 / r),
+        ("dx with 1/sigma squared in its projection", "", 1.0, r),
+        ("dx with the terms added, not subtracted", "", -1.0, -1.0),
+        ("dx with a projection divided by m - 1", "", 1.0, g.bessel),
+        ("dx with means divided by m - 1", "", g.bessel, g.bessel),
+    ]
+
+
+def _dx(g: Given) -> list[_Block]:
+    def made(g: Given, inverse: Any, centre: Any, along: Any, scale: Array) -> Array:
+        assert g.x is not None
+        assert g.dy is not None
+        if g.dscale is None or g.dbias is None:
+            return scale * inverse * g.dy
+        projection = along * (g.dscale * (inverse / g.inverse) / g.problem.m)
+        inner = g.dy - centre * (g.dbias / g.problem.m) - (g.x - g.mean) * inverse * projection
+        return scale * inverse * inner
+
+    spreads, terms = _spreads(g), _terms(g)
+    last: list[_Way] = [
+        ("dx is multiplied by the standard deviation", "", g.scale / g.inverse**2),
+        ("dx is multiplied by m", "", g.scale * g.problem.m),
+        ("dx is divided by gamma", "", 1 / g.scale),
+    ]
+    return [_Block((spreads, terms, _scales(g)), made), _Block((spreads[:1], terms, last), made)]
+
+
+def _dscale(g: Given) -> list[_Block]:
+    if g.dscale is None or g.dbias is None:
+        return []
     d, b, r = g.dscale, g.dbias, g.inverse
-    forms = _forms(
+    forms: list[_Way] = [
         ("", "", d),
         ("dscale without 1/sigma", "", d / r),
         ("dscale with 1/sigma squared", "", d * r),
@@ -516,20 +498,20 @@ def _dscale(g: Given) -> Iterator[_Block]:
         ("dscale by x / sigma, without the mean", "", d + g.mean * r * b),
         ("dscale divided by gamma", "", d / g.scale),
         ("dscale multiplied by gamma", "", d * g.scale),
-        ("dscale is a mean, not a sum", "", d / g.m),
+        ("dscale is a mean, not a sum", "", d / g.problem.m),
         ("dscale has the other sign", "", -d),
         ("dscale and dbias are taken for one another", "", b),
-    )
-    yield _Block((list(_spreads(g)), forms), lambda g, inverse, values: values * inverse / g.inverse)
+    ]
+    return [_Block((_spreads(g), forms), lambda g, inverse, values: values * inverse / g.inverse)]
 
 
-def _dbias(g: Given) -> Iterator[_Block]:
+def _dbias(g: Given) -> list[_Block]:
     if g.dscale is None or g.dbias is None:
-        return
+        return []
     b = g.dbias
-    yield _alone(
+    return _alone(
         ("", "", b),
-        ("dbias is a mean, not a sum", "", b / g.m),
+        ("dbias is a mean, not a sum", "", b / g.problem.m),
         ("dbias has the other sign", "", -b),
         ("dscale and dbias are taken for one another", "", g.dscale),
         ("dbias multiplied by gamma", "", b * g.scale),
@@ -538,18 +520,18 @@ def _dbias(g: Given) -> Iterator[_Block]:
     )
 
 
-def _saved_mean(g: Given) -> Iterator[_Block]:
-    forms = [
+def _saved_mean(g: Given) -> list[_Block]:
+    ways: list[_Way] = [
         ("", "", g.mean),
-        ("the sum is saved, not the mean", "", g.mean * g.m),
+        ("the sum is saved, not the mean", "", g.mean * g.problem.m),
         ("the mean is saved with the other sign", "", -g.mean),
         ("the mean is divided by m - 1", "", g.mean * g.bessel),
     ]
     if g.old_mean is not None:
         new = g.updated(g.old_mean, g.mean)
-        forms.append(("the running mean of before is saved, not the batch's", EVALUATION, g.old_mean))
-        forms.append(("the running mean after its update is saved, not the batch's", "", new))
-    yield _alone(*forms)
+        ways.append(("the running mean of before is saved, not the batch's", EVALUATION, g.old_mean))
+        ways.append(("the running mean after its update is saved, not the batch's", "", new))
+    return _alone(*ways)
 
 
 _SAVED = (
@@ -560,10 +542,10 @@ _SAVED = (
 """Of `_spreads`, what is saved under another name."""
 
 
-def _saved_spread(g: Given) -> Iterator[_Block]:
+def _saved_spread(g: Given) -> list[_Block]:
     v, e, c, saves_variance = g.variance, g.problem.epsilon, g.bessel, g.problem.saves_variance
     if v is None:
-        return
+        return []
     what = "the variance" if saves_variance else "the inverse standard deviation"
     others: dict[str, tuple[str, Array]] = {
         "the variance": (VARIANCE, v),
@@ -573,78 +555,76 @@ def _saved_spread(g: Given) -> Iterator[_Block]:
         "the standard deviation with epsilon": ("", np.sqrt(v + e)),
         "the standard deviation of the unbiased variance": ("", np.sqrt(c * v)),
         "the inverse variance": ("", 1 / (v + e)),
-        "the sum of squares, not divided by m": ("", v * g.m),
+        "the sum of squares, not divided by m": ("", v * g.problem.m),
         "the mean square": ("", v + g.mean**2),
         "the inverse standard deviation": (VARIANCE, g.inverse),
     }
-    forms = [("", "", others.pop(what)[1])]
-    forms += [(f"{name} is saved, not {what}", switch, values) for name, (switch, values) in others.items()]
+    ways: list[_Way] = [("", "", others.pop(what)[1])]
+    ways += [(f"{name} is saved, not {what}", *other) for name, other in others.items()]
     if not saves_variance:
-        forms += [(w.text, w.switch, *w.values) for w in _spreads(g) if w.text and w.text not in _SAVED]
+        ways += [way for way in _spreads(g) if way[0] and way[0] not in _SAVED]
     if g.old_variance is not None:
         new = g.updated(g.old_variance, c * v if g.problem.unbiased else v)
         old, new = (a if saves_variance else 1 / np.sqrt(a + e) for a in (g.old_variance, new))
-        forms.append(("the running variance of before is saved, not the batch's", EVALUATION, old))
-        forms.append(("the running variance itself is saved", "", g.old_variance))
-        forms.append(("the running variance after its update is saved, not the batch's", "", new))
-    yield _alone(*forms)
+        ways.append(("the running variance of before is saved, not the batch's", EVALUATION, old))
+        ways.append(("the running variance itself is saved", "", g.old_variance))
+        ways.append(("the running variance after its update is saved, not the batch's", "", new))
+    return _alone(*ways)
 
 
-def _averages(f: float) -> Iterator[_Way]:
-    """The weights of the batch's statistic and of the old one."""
-    yield _Way("", "", (f, 1 - f))
-    text = "momentum is the other way round: running = factor * old + (1 - factor) * batch"
-    yield _Way(text, MOMENTUM, (1 - f, f))
-    yield _Way("the running statistic is not updated", EVALUATION, (0.0, 1.0))
-    yield _Way("the running statistic is the batch's: the factor is 1", "PyTorch: momentum=1", (1.0, 0.0))
-    yield _Way("the old running statistic is not weighed down: old + factor * batch", "", (f, 1.0))
-    yield _Way("the batch's is not weighed down: (1 - factor) * old + batch", "", (1.0, 1 - f))
+def _running(g: Given, old: Array, kinds: list[_Way]) -> list[_Block]:
+    """A running statistic by what it takes of the batch, and by the weights of that and of the old one."""
+    f = g.problem.factor
+    swapped = "momentum is the other way round: running = factor * old + (1 - factor) * batch"
+    averages: list[_Way] = [
+        ("", "", f, 1 - f),
+        (swapped, MOMENTUM, 1 - f, f),
+        ("the running statistic is not updated", EVALUATION, 0.0, 1.0),
+        ("the running statistic is the batch's: the factor is 1", "PyTorch: momentum=1", 1.0, 0.0),
+        ("the old running statistic is not weighed down: old + factor * batch", "", f, 1.0),
+        ("the batch's is not weighed down: (1 - factor) * old + batch", "", 1.0, 1 - f),
+    ]
     for value in (0.1, 0.01, 0.9, 0.99, 0.5):
         if not math.isclose(value, f) and not math.isclose(value, 1 - f):
-            yield _Way(f"the factor is {value:g}, not {f:g}", "", (value, 1 - value))
-    yield _Way("the update is made twice", "", (f + (1 - f) * f, (1 - f) ** 2))
+            averages.append((f"the factor is {value:g}, not {f:g}", "", value, 1 - value))
+    averages.append(("the update is made twice", "", f + (1 - f) * f, (1 - f) ** 2))
+    return [_Block((kinds, averages), lambda g, batch, new, kept: new * batch + kept * old)]
 
 
-def _running(g: Given, old: Array, *kinds: tuple[str, str, Array]) -> Iterator[_Block]:
-    averages = list(_averages(g.problem.factor))
-    yield _Block((_forms(*kinds), averages), lambda g, batch, new, kept: new * batch + kept * old)
+def _running_mean(g: Given) -> list[_Block]:
+    if g.old_mean is None:
+        return []
+    kinds: list[_Way] = [
+        ("", "", g.mean),
+        ("the running mean takes sums, not means", "", g.mean * g.problem.m),
+        ("the running mean takes a sum over m - 1", "", g.mean * g.bessel),
+    ]
+    return _running(g, g.old_mean, kinds)
 
 
-def _running_mean(g: Given) -> Iterator[_Block]:
-    if g.old_mean is not None:
-        yield from _running(
-            g,
-            g.old_mean,
-            ("", "", g.mean),
-            ("the running mean takes sums, not means", "", g.mean * g.m),
-            ("the running mean takes a sum over m - 1", "", g.mean * g.bessel),
-        )
-
-
-def _running_variance(g: Given) -> Iterator[_Block]:
+def _running_variance(g: Given) -> list[_Block]:
     if g.old_mean is None or g.old_variance is None or g.variance is None:
-        return
+        return []
     v, c, takes = g.variance, g.bessel, "running_variance takes the"
     own, other = c * v, (f"{takes} biased variance (a sum over m, not m - 1)", BIASED, v)
     if not g.problem.unbiased:
         own, other = v, (f"{takes} unbiased variance (a sum over m - 1, not m)", BIASED, c * v)
-    yield from _running(
-        g,
-        g.old_variance,
+    kinds: list[_Way] = [
         ("", "", own),
         other,
         (f"{takes} standard deviation", "", np.sqrt(v)),
         (f"{takes} inverse standard deviation", "", g.inverse),
         (f"{takes} variance with epsilon", "", v + g.problem.epsilon),
-        (f"{takes} sum of squares, not divided by m", "", v * g.m),
+        (f"{takes} sum of squares, not divided by m", "", v * g.problem.m),
         ("running_variance takes m / (m - 1) twice", "", c * c * v),
         ("running_variance takes (m - 1) / m in place of m / (m - 1)", "", v / c),
         (f"{takes} mean square", "", v + g.mean**2),
         (f"{takes} variance about the old running mean", "", v + (g.mean - g.old_mean) ** 2),
-    )
+    ]
+    return _running(g, g.old_variance, kinds)
 
 
-_MAKERS: dict[str, Callable[[Given], Iterator[_Block]]] = {
+_MAKERS: dict[str, Callable[[Given], list[_Block]]] = {
     "y": _y,
     "dx": _dx,
     "dscale": _dscale,
@@ -662,7 +642,7 @@ def alike(expected: Expected, output: str, got: Array) -> list[str]:
     with np.errstate(all="ignore"):
         seen = _Seen(expected, output, got)
         found: dict[str, None] = {}
-        for made in seen.candidates() if seen.usable else ():
+        for made in seen.candidates():
             near = np.abs(made.values - seen.got) <= seen.allowed
             other = np.abs(made.values - seen.right) > 1e-9 * seen.allowed
             if len(made.texts) == 1 and near.all() and other.any():
@@ -674,33 +654,35 @@ def fitted(expected: Expected, output: str, got: Array) -> str:
     """The epsilon or factor that explains y, 1/sigma or a running statistic best, in words; empty if none does."""
     with np.errstate(all="ignore"):
         seen = _Seen(expected, output, got)
-        if seen.usable and output in ("y", "saved_inv_variance"):
-            return _fitted_epsilon(seen)
-        return _fitted_factor(seen) if seen.usable and output.startswith("running") else ""
+        if not seen.usable or seen.given.variance is None:
+            return ""
+        if output in ("y", "saved_inv_variance"):
+            return _fitted_epsilon(seen, seen.given.variance)
+        return _fitted_factor(seen, seen.given.variance) if output.startswith("running") else ""
 
 
-def _fitted_epsilon(seen: _Seen) -> str:
+def _fitted_epsilon(seen: _Seen, variance: Array) -> str:
     g, inverse = seen.given, seen.got
-    if g.variance is None:
-        return ""
     if g.x is not None:
         normal = g.scale * (g.x - g.mean)
         normal = normal - normal.mean(axis=1, keepdims=True)
         inverse = (normal * seen.got).sum(axis=1, keepdims=True) / (normal**2).sum(axis=1, keepdims=True)
-    epsilon = float(np.median(1 / inverse**2 - g.variance))
-    made = 1 / np.sqrt(g.variance + epsilon)
+    epsilon = float(np.median(1 / inverse**2 - variance))
+    made = 1 / np.sqrt(variance + epsilon)
     if g.x is not None:
         made = g.scale * (g.x - g.mean) * made + g.bias
     fits = epsilon >= 0 and (np.abs(made - seen.got) <= 4 * seen.allowed).all()
     return f"epsilon={epsilon:.3g} fits" if fits else ""
 
 
-def _fitted_factor(seen: _Seen) -> str:
-    g, mean = seen.given, seen.output == "running_mean"
-    old, batch = (g.old_mean, g.mean) if mean else (g.old_variance, g.variance)
-    if old is None or batch is None:
+def _fitted_factor(seen: _Seen, variance: Array) -> str:
+    g = seen.given
+    old, kinds = g.old_mean, {"": g.mean}
+    if seen.output == "running_variance":
+        old, kinds = g.old_variance, {"": g.bessel * variance, " with the biased variance": variance}
+    if old is None:
         return ""
-    for word, own in (("", batch if mean else g.bessel * batch), (" with the biased variance", batch)):
+    for word, own in kinds.items():
         apart = own - old
         factor = float(((seen.got - old) * apart).sum() / (apart**2).sum())
         if (np.abs(factor * own + (1 - factor) * old - seen.got) <= 4 * seen.allowed).all():
