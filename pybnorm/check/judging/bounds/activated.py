@@ -29,11 +29,10 @@ import numpy as np
 
 from pybnorm import reference
 from pybnorm.check.judging.bounds.classes import Tier, tiers
-from pybnorm.check.judging.bounds.expected import Expected, Part, _Outputs, decided
+from pybnorm.check.judging.bounds.expected import Expected, Part, decided
 from pybnorm.check.judging.bounds.formulas import forward_error
 from pybnorm.check.language import activations
 from pybnorm.check.language.data import round_to
-from pybnorm.enums import Operation
 from pybnorm.reference.namespaces import Array
 
 
@@ -78,10 +77,10 @@ class Activated(Expected):
             whole, _ = self._finished(output, everything, whole)
         return whole
 
-    def __init__(self, problem, inputs) -> None:  # type: ignore[no-untyped-def]
-        super().__init__(problem, inputs)
-        if problem.residual and problem.operation == Operation.BACKWARD:
-            self.outputs = _Outputs(self._parameters, ("dx", "dz", *self._parameters), self._whole)
+    def _names(self) -> tuple[str, ...]:
+        data, *parameters = super()._names()
+        masked = self.problem.residual and data == "dx"
+        return data, *(("dz",) if masked else ()), *parameters
 
     def _take_sums(self) -> None:
         """Take the sums of the gradient that passes; what else reads dy is given that too."""
@@ -140,9 +139,11 @@ class Activated(Expected):
 
     def _data_parts(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Iterator[Part]:
         if output == "dz":
-            yield from self._gradient_parts(got, classes)
+            for block, (_, right), values, _ in self._walk(output, got, ()):
+                flushed = np.where(np.abs(right) < self.precision.tiny_out, np.abs(right), 0.0)
+                yield Part(block.index, right, values, [(flushed, decided(flushed)) for _ in classes])
             return
-        gain = np.abs(self.inputs.scale.astype(np.float64)) * self._inverse * abs(self.problem.alpha)
+        gain = np.abs(self.wide("scale")) * self._inverse * abs(self.problem.alpha)
         plain = output == "y" and (self.problem.alpha, self.problem.beta) == (1, 0)
         for part in super()._data_parts(output, got, classes):
             if plain:
@@ -167,13 +168,3 @@ class Activated(Expected):
         least = np.maximum(twice * off, 0.5 * p.u_out * np.abs(right)) + p.tiny_out
         made = zip(part.classes, self._at_limit, strict=True)
         return dataclasses.replace(part, classes=[(np.where(at, least, b), u) for (b, u), at in made])
-
-    def _gradient_parts(self, got: Array | None, classes: tuple[Tier, ...]) -> Iterator[Part]:
-        dy = self.inputs.need("dy")
-        step = max(1, (1 << 17) * len(dy) // dy.size)
-        for first in range(0, len(dy), step):
-            index = (slice(first, min(first + step, len(dy))), *(slice(0, n) for n in dy.shape[1:]))
-            right = dy[index].astype(np.float64)
-            flushed = np.where(np.abs(right) < self.precision.tiny_out, np.abs(right), 0.0)
-            bounds = [(flushed, decided(flushed)) for _ in classes]
-            yield Part(index, right, None if got is None else got.reshape(dy.shape)[index].astype(np.float64), bounds)

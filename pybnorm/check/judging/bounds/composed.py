@@ -47,14 +47,14 @@ import numpy as np
 from pybnorm import reference
 from pybnorm.check.judging.bounds.activated import Activated
 from pybnorm.check.judging.bounds.classes import Tier
-from pybnorm.check.judging.bounds.expected import Expected, Part, _Outputs, decided, whole_part
+from pybnorm.check.judging.bounds.expected import Expected, Part, decided
 from pybnorm.check.judging.bounds.formulas import (
     Deviations,
     Moments,
-    given,
+    completed,
     gradient,
     in_range,
-    inverse_deviation,
+    mean_deviation,
     stored,
 )
 from pybnorm.check.language.data import Inputs
@@ -77,13 +77,7 @@ class TrainingGrad(Expected):
         )
 
     def _take_saved(self) -> None:
-        p, epsilon = self.precision, self.problem.epsilon
-        self._mean = self.inputs.need("mean").astype(np.float64)
-        variance = self.inputs.need("variance").astype(np.float64)
-        self._inverse = 1 / np.sqrt(variance + epsilon)
-        flushed = (variance < p.tiny) & (epsilon < p.tiny)
-        relative = np.where(flushed, np.inf, 9 * p.u + p.u_param)
-        self.deviations = lambda tier: given(self._inverse, relative, p.tiny)
+        self._take_estimated(9 * self.precision.u + self.precision.u_param)
 
     def sum_errors(self, tier: Tier) -> tuple[Array, Array]:
         """E of dscale and of dbias."""
@@ -102,26 +96,19 @@ class Frozen(TrainingGrad):
 
     def formula(self, output: str) -> tuple[list[Array], Callable[..., Array]]:
         """dx is scale * r * dy."""
-        gain = self.inputs.scale.astype(np.float64) * self._inverse
+        gain = self.wide("scale") * self._inverse
         return [gain], lambda centred, dy, gain: dy * gain
 
     def _data_parts(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Iterator[Part]:
-        p = self.precision
-        alpha, beta, prior = self.blend(output)
-        scale, r = np.abs(self.inputs.scale.astype(np.float64)), self._inverse
-        reach = p.reach / (np.maximum(1, scale) * np.maximum(1, r))
+        p, r, scale = self.precision, self._inverse, self.wide("scale")
+        alpha, beta, _ = self.blend(output)
+        reach = p.reach / (np.maximum(1, np.abs(scale)) * np.maximum(1, r))
         relative = self.deviations(classes[0]).inverse / r if classes else np.zeros_like(r)
-        every = self.inputs.need("dy"), got, prior if beta != 0 else None
-        arrays = [array for array in every if array is not None]
-        gain = self.inputs.scale.astype(np.float64) * r
-        for block in reference.iterate_blocks(arrays, self.problem.mode, (gain, relative + 4 * p.u, reach)):
-            dy, *others = block.arrays
+        for block, (_, dy), values, before in self._walk(output, got, (scale * r, relative + 4 * p.u, reach)):
             gains, off, most = block.parameters
-            values = others.pop(0) if got is not None else None
             result = dy * gains
             error = np.abs(result) * off + np.abs(gains) * p.tiny
             error = np.where(np.abs(dy) > most, np.inf, error)
-            before = others[0] if beta != 0 else None
             out, bound = stored(error, result, alpha, beta, before, p.u, p.u_out, p.tiny_out)
             yield Part(block.index, out, values, [(bound, decided(bound)) for _ in classes])
 
@@ -140,29 +127,26 @@ class BackwardReduce(Expected):
         moment, total = self._parameters["dscale"], self._parameters["dbias"]
         self._parameters |= {"sum_dy": total, "sum_dy_xmu": moment, "scaled": moment * self._given}
 
-    def __init__(self, problem: Problem, inputs: Inputs) -> None:
-        super().__init__(problem, inputs)
-        self.outputs = _Outputs({n: self._parameters[_SOURCE[n]] for n in _SOURCE}, tuple(_SOURCE), self._whole)
+    def _names(self) -> tuple[str, ...]:
+        return tuple(_SOURCE)
+
+    def _value(self, output: str) -> Array:
+        return self._parameters[_SOURCE[output]]
 
     @property
     def statistics(self) -> tuple[Array, Array]:
         """The mean and the inverse standard deviation that are given."""
         return self._mean, self._given
 
-    def _parameter_part(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Part:
-        p, right = self.precision, self._parameters[_SOURCE[output]]
-        bounds = []
-        for tier in classes:
-            e_moment, e_total = self.sum_errors(tier)
-            error = e_total if output in ("sum_dy", "dbias") else e_moment
-            if output == "dscale":
-                moment = np.abs(self._parameters["sum_dy_xmu"])
-                between = error + p.u_param * (moment + error) + p.tiny_param
-                error = np.abs(self._given) * between + 8 * p.u * np.abs(right)
-                error = np.where(np.abs(right) + moment > p.reach, np.inf, error)
-            _, bound = stored(error, right, 1.0, 0.0, None, p.u, p.u_param, p.tiny_param)
-            bounds.append((bound, np.zeros(right.shape, bool)))
-        return whole_part(right, got, bounds)
+    def _parameter_bound(self, output: str, right: Array, tier: Tier) -> tuple[Array, None]:
+        p = self.precision
+        error = self.sum_errors(tier)[output in ("sum_dy", "dbias")]
+        if output == "dscale":
+            moment = np.abs(self._parameters["sum_dy_xmu"])
+            between = error + p.u_param * (moment + error) + p.tiny_param
+            error = np.abs(self._given) * between + 8 * p.u * np.abs(right)
+            error = np.where(np.abs(right) + moment > p.reach, np.inf, error)
+        return stored(error, right, 1.0, 0.0, None, p.u, p.u_param, p.tiny_param)[1], None
 
 
 _SOURCE = {"sum_dy": "dbias", "sum_dy_xmu": "sum_dy_xmu", "dscale": "scaled", "dbias": "dbias"}
@@ -178,8 +162,7 @@ class BackwardElemt(Expected):
         """The sums are inputs."""
 
     def _totals(self) -> tuple[Array, Array, int]:
-        total, moment = (self.inputs.need(name).astype(np.float64) for name in ("sum_dy", "sum_dy_xmu"))
-        return total, moment, self.problem.count
+        return self.wide("sum_dy"), self.wide("sum_dy_xmu"), self.problem.count
 
     def _total_errors(self, tier: Tier) -> tuple[Array, Array]:
         """Say how far sum_dy and r sum_dy_xmu may be off."""
@@ -187,7 +170,7 @@ class BackwardElemt(Expected):
 
     def _factors(self) -> tuple[Array, Array, Array]:
         total, moment, n = self._totals()
-        gain = self.inputs.scale.astype(np.float64) * self._inverse
+        gain = self.wide("scale") * self._inverse
         return gain, total / n, self._inverse * self._inverse * (moment / n)
 
     def formula(self, output: str) -> tuple[list[Array], Callable[..., Array]]:
@@ -196,23 +179,19 @@ class BackwardElemt(Expected):
 
     def _data_parts(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Iterator[Part]:
         p, (total, moment, n) = self.precision, self._totals()
-        alpha, beta, prior = self.blend(output)
+        alpha, beta, _ = self.blend(output)
         gain, centre, slope = self._factors()
         size = np.maximum(1, np.abs(self._inverse))
-        factor = np.maximum(1, np.abs(self.inputs.scale.astype(np.float64))) * size
+        factor = np.maximum(1, np.abs(self.wide("scale"))) * size
         lost = factor * size**2 * (np.abs(total) + np.abs(moment)) > p.reach
         flushed = p.tiny_param * (1 + np.abs(gain) * (1 + np.abs(self._inverse)) / n)
         parameters = [self._mean, gain, centre, slope, np.where(lost, np.inf, 0.0), flushed]
         for tier in classes:
             e_total, e_moment = self._total_errors(tier)
             parameters += [np.abs(gain) * e_total / n, np.abs(gain * self._inverse) * e_moment / n]
-        every = self.inputs.x, self.inputs.need("dy"), got, prior if beta != 0 else None
-        arrays = [array for array in every if array is not None]
         product = 8 * p.u + p.u_param
-        for block in reference.iterate_blocks(arrays, self.problem.mode, parameters):
-            x, dy, *others = block.arrays
+        for block, (x, dy), values, before in self._walk(output, got, parameters):
             mean, g, c, s, infinite, small, *own = block.parameters
-            values = others.pop(0) if got is not None else None
             size = np.abs(g)
             apart, centred = dy - c, x - mean
             first, second = g * apart, g * s * centred
@@ -221,13 +200,11 @@ class BackwardElemt(Expected):
             error += size * np.abs(s) * (4 * p.u * (np.abs(x) + np.abs(mean)) + p.tiny)
             error += np.abs(centred) * small + infinite
             kept = alpha * first
-            if beta != 0:
-                kept = kept + beta * others[0]
             out = (apart - centred * s) * g * alpha
             spread = np.abs(alpha * first) + np.abs(alpha * second)
-            if beta != 0:
-                out = out + beta * others[0]
-                spread += 2 * np.abs(beta * others[0])
+            if before is not None:
+                more = beta * before
+                kept, out, spread = kept + more, out + more, spread + 2 * np.abs(more)
             bounds = []
             for i in range(len(classes)):
                 whole = error + own[2 * i] + np.abs(centred) * own[2 * i + 1]
@@ -279,14 +256,12 @@ class SyncTraining(Expected):
                 )
                 parts.append((images / problem.dims[0], found.mean, found.variance, absolute))
             start += images
-        moments, m, epsilon = self.moments, problem.m, problem.epsilon
-        size, r, v = np.abs(moments.mean), moments.inverse, moments.variance
+        moments, m, v = self.moments, problem.m, self.moments.variance
+        size = np.abs(moments.mean)
         lost = (moments.absolute * m > p.reach) | (m * v > p.reach)
 
         def own_mean(tier: Tier, mean: Array, variance: Array, absolute: Array) -> Array:
-            error = (tier.h + 2) * p.u * absolute + p.tiny
-            if tier.recurrence:
-                error = 8 * p.u * ((tier.h + 1) * np.abs(mean) + np.sqrt(variance)) + 2 * p.u * absolute + p.tiny
+            error = mean_deviation(tier, tier.h + 2, mean, variance, absolute, p.u, p.tiny)
             if tier.spread is not None:
                 error = error + math.sqrt(len(parts)) * tier.spread * p.u * np.abs(mean)
             return error
@@ -305,17 +280,15 @@ class SyncTraining(Expected):
                 if tier.spread is not None:
                     within = within + math.sqrt(ranks) * tier.spread * u * variance
                 d_variance = d_variance + weight * (apart + within)
-            if tier.one_pass:
-                other = (h + ranks + 8) * u * moments.square + 2 * size * d_mean + d_mean**2 + 2 * u * size**2
-                d_variance = np.maximum(d_variance, other)
-            d_inverse = inverse_deviation(v, d_variance, r, epsilon, p.tiny) + (17 * u + 2 * p.u_param) * r
-            return in_range(d_mean, d_variance, d_inverse, r, lost)
+            one_pass = h + ranks + 8 if tier.one_pass else None
+            stored_ = 17 * u + 2 * p.u_param
+            d = completed(moments, d_mean, d_variance, one_pass, stored_, problem.epsilon, u, p.tiny)
+            return in_range(d, lost)
 
         self.deviations = of
 
-    def _running_bound(self, output: str, d: Deviations, f: float, inputs: Inputs) -> Array:
-        p, right = self.precision, np.abs(self._parameters[output])
-        return super()._running_bound(output, d, f, inputs) + 2 * p.u * right
+    def _running_bound(self, output: str, d: Deviations) -> Array:
+        return super()._running_bound(output, d) + 2 * self.precision.u * np.abs(self._parameters[output])
 
 
 class GatherStats(Expected):
@@ -323,9 +296,8 @@ class GatherStats(Expected):
 
     composed = ("gather_stats",)
 
-    def __init__(self, problem: Problem, inputs: Inputs) -> None:
-        super().__init__(problem, inputs)
-        self.outputs = _Outputs(self._parameters, tuple(self._parameters), self._whole)
+    def _names(self) -> tuple[str, ...]:
+        return tuple(self._parameters)
 
     def ordinary(self, tier: Tier) -> Array:
         """Say which statistics can be judged."""
@@ -353,7 +325,7 @@ class GatherStats(Expected):
             f, before = problem.factor, old["variance"].astype(np.float64).reshape(shape)
             self.biased_running_variance = f * variance + (1 - f) * before
         size, apart = np.abs(self._mean), np.abs(means - self._mean)
-        p, epsilon, r = self.precision, problem.epsilon, self._inverse
+        p, lost = self.precision, n * np.maximum(absolute, square) > self.precision.reach
 
         def of(tier: Tier) -> Deviations:
             h, u = tier.h, p.u
@@ -361,33 +333,24 @@ class GatherStats(Expected):
             each = d_mean + 9 * u * (np.abs(means) + size)
             d_variance = (h + 12) * u * variance + (weights * (2 * apart * each + each**2)).sum(axis=0, keepdims=True)
             d_variance = d_variance + p.tiny * (2 + 4 * np.sqrt(variance))
-            if tier.one_pass:
-                other = (h + 8) * u * square + 2 * size * d_mean + d_mean**2 + 2 * u * size**2
-                d_variance = np.maximum(d_variance, other)
-            d_inverse = inverse_deviation(variance, d_variance, r, epsilon, p.tiny) + 9 * u * r
-            return in_range(d_mean, d_variance, d_inverse, r, n * np.maximum(absolute, square) > p.reach)
+            one_pass = h + 8 if tier.one_pass else None
+            d = completed(self.moments, d_mean, d_variance, one_pass, 9 * u, problem.epsilon, u, p.tiny)
+            return in_range(d, lost)
 
         self.deviations = of
 
-    def _parameter_part(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Part:
-        p, problem, right = self.precision, self.problem, self._parameters[output]
+    def _parameter_bound(self, output: str, right: Array, tier: Tier) -> tuple[Array, Array | None]:
+        p, problem, d = self.precision, self.problem, self.deviations(tier)
         n, f = sum(problem.counts), problem.factor
-        bounds = []
-        for tier in classes:
-            d = self.deviations(tier)
-            error, undecided = {
-                "variance": (d.variance, np.zeros(right.shape, bool)),
-                "inv_variance": (d.inverse, d.undecided),
-            }.get(output, (d.mean, np.zeros(right.shape, bool)))
+        name = output.removeprefix("running_")
+        error = {"mean": d.mean, "variance": d.variance, "inv_variance": d.inverse}[name]
+        if name == output:
             bound = error + p.u_param * (np.abs(right) + error) + p.tiny_param
-            if output.startswith("running"):
-                name = output.removeprefix("running_")
-                c, slack, roundings = (1.0, d.mean, 5) if name == "mean" else (n / (n - 1), d.variance, 7)
-                kept = np.abs((1 - f) * self.inputs.need(name).astype(np.float64)) if f != 1 else 0.0
-                size = kept + np.abs(f * c * self._parameters[name])
-                bound = f * c * slack + (roundings * p.u + p.u_param) * size + p.tiny_param
-            bounds.append((bound, undecided))
-        return whole_part(right, got, bounds)
+            return bound, d.undecided if name == "inv_variance" else None
+        c, roundings = (1.0, 5) if name == "mean" else (n / (n - 1), 7)
+        kept = np.abs((1 - f) * self.wide(name)) if f != 1 else 0.0
+        size = kept + np.abs(f * c * self._parameters[name])
+        return f * c * error + (roundings * p.u + p.u_param) * size + p.tiny_param, None
 
 
 _KINDS = (

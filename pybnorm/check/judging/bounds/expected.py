@@ -31,7 +31,7 @@ from pybnorm.check.language.data import Inputs
 from pybnorm.check.language.problem import DATA_OUTPUTS, Problem, checked, vector_dtype
 from pybnorm.enums import Mode, Operation
 from pybnorm.errors import ArgumentError
-from pybnorm.reference.blocks import reduce_in_threads, share_of_blocks
+from pybnorm.reference.blocks import Block, reduce_in_threads, share_of_blocks
 from pybnorm.reference.namespaces import Array, Foreign, beside
 from pybnorm.reference.threads import LARGE, threads
 
@@ -51,22 +51,16 @@ def decided(bound: Array) -> Array:
     return np.broadcast_to(beside(np.zeros((1,) * bound.ndim, bool), bound), bound.shape)
 
 
-def whole_part(right: Array, got: Array | None, classes: list[tuple[Array, Array]]) -> Part:
-    """All of a parameter."""
-    values = None if got is None else got.astype(np.float64).reshape(right.shape)
-    return Part(tuple(slice(0, n) for n in right.shape), right, values, classes)
-
-
 class _Outputs(Mapping[str, Array]):
     """Float64 results by name; those of x's size are computed when they are asked for, and not kept."""
 
-    def __init__(self, parameters: dict[str, Array], names: Sequence[str], data: Callable[[str], Array]) -> None:
-        self._parameters, self._names, self._data = parameters, names, data
+    def __init__(self, names: Sequence[str], value: Callable[[str], Array]) -> None:
+        self._names, self._value = names, value
 
     def __getitem__(self, name: str) -> Array:
         if name not in self._names:
             raise KeyError(name)
-        return self._parameters[name] if name in self._parameters else self._data(name)
+        return self._value(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -130,8 +124,14 @@ class Expected:
                 self._inference()
             else:
                 self._backward()
-        data = "dx" if operation == Operation.BACKWARD else "y"
-        self.outputs: Mapping[str, Array] = _Outputs(self._parameters, (data, *self._parameters), self._whole)
+        self.outputs: Mapping[str, Array] = _Outputs(self._names(), self._value)
+
+    def _names(self) -> tuple[str, ...]:
+        """The outputs; those of x's size come first."""
+        return "dx" if self.problem.operation == Operation.BACKWARD else "y", *self._parameters
+
+    def _value(self, output: str) -> Array:
+        return self._whole(output) if output in DATA_OUTPUTS else self._parameters[output]
 
     def varied(self, problem: Problem, inputs: Inputs) -> Expected:
         """The same of a problem and inputs that differ from these in a few arrays or options.
@@ -143,6 +143,10 @@ class Expected:
         other.__init__(problem, inputs)  # type: ignore[misc]
         other._like = None
         return other
+
+    def wide(self, name: str) -> Array:
+        """An input of the parameters' size in float64."""
+        return self.inputs.need(name).astype(np.float64)
 
     def _has(self, *names: str) -> bool:
         """Say whether these inputs are those of the one that this varies."""
@@ -167,16 +171,14 @@ class Expected:
         return self.inputs.x.shape if output in DATA_OUTPUTS else self._parameters[output].shape
 
     def _training(self) -> None:
-        problem, inputs = self.problem, self.inputs
+        problem = self.problem
         self._take_moments()
         mean, variance = self.moments.mean, self.moments.variance
         if problem.saved:
             spread = variance if problem.saves_variance else self._inverse
             self._parameters |= {"saved_mean": mean, "saved_inv_variance": spread}
         if problem.running:
-            f = problem.factor
-            old_mean = inputs.need("mean").astype(np.float64)
-            old_variance = inputs.need("variance").astype(np.float64)
+            f, old_mean, old_variance = problem.factor, self.wide("mean"), self.wide("variance")
             self._parameters |= {
                 "running_mean": f * mean + (1 - f) * old_mean,
                 "running_variance": f * (variance * problem.correction) + (1 - f) * old_variance,
@@ -184,16 +186,19 @@ class Expected:
             self.biased_running_variance = f * variance + (1 - f) * old_variance
 
     def _inference(self) -> None:
-        p, problem, inputs = self.precision, self.problem, self.inputs
-        if problem.inverse:
+        if self.problem.inverse:
             self._take_saved()
-            return
-        self._mean = inputs.need("mean").astype(np.float64)
-        variance = inputs.need("variance").astype(np.float64)
-        self._inverse = 1 / np.sqrt(variance + problem.epsilon)
+        else:
+            self._take_estimated(4 * self.precision.u)
+
+    def _take_estimated(self, relative: float) -> None:
+        """Take the mean and variance that are given; the inverse standard deviation is off by `relative` of itself."""
+        p, epsilon = self.precision, self.problem.epsilon
+        self._mean, variance = self.wide("mean"), self.wide("variance")
+        self._inverse = 1 / np.sqrt(variance + epsilon)
         # both flushed: a division by 0
-        relative = np.where((variance < p.tiny) & (problem.epsilon < p.tiny), np.inf, 4 * p.u)
-        self.deviations = lambda tier: given(self._inverse, relative, p.tiny)
+        off = np.where((variance < p.tiny) & (epsilon < p.tiny), np.inf, relative)
+        self.deviations = lambda tier: given(self._inverse, off, p.tiny)
 
     def _backward(self) -> None:
         if self.problem.saved:
@@ -203,8 +208,7 @@ class Expected:
         self._take_sums()
 
     def _take_saved(self) -> None:
-        self._mean = self.inputs.need("saved_mean").astype(np.float64)
-        self._inverse = self.inputs.need("saved_inv_variance").astype(np.float64)
+        self._mean, self._inverse = self.wide("saved_mean"), self.wide("saved_inv_variance")
         self.deviations = lambda tier: given(self._inverse, np.zeros(()), self.precision.tiny)
 
     def _take_sums(self) -> None:
@@ -239,14 +243,13 @@ class Expected:
         lost_variance = lost_mean | (m * variance > p.reach)
 
         def within_range(tier: Tier) -> Deviations:
-            d = deviations(self.moments, problem.epsilon, p.u, tier, p.tiny)
-            return in_range(d.mean, d.variance, d.inverse, self.moments.inverse, lost_variance, lost_mean)
+            return in_range(deviations(self.moments, problem.epsilon, p.u, tier, p.tiny), lost_variance, lost_mean)
 
         self.deviations = functools.cache(within_range)
 
     def formula(self, output: str) -> tuple[list[Array], Callable[..., Array]]:
         """Give what y or dx is made of beside x - mean and dy, of the derived shape, and the reference's formula."""
-        gain = self.inputs.scale.astype(np.float64) * self._inverse
+        gain = self.wide("scale") * self._inverse
         if output == "y":
             return [gain, self.inputs.need("bias")], normalized
         m = self.problem.m
@@ -255,11 +258,10 @@ class Expected:
 
     def _whole(self, output: str) -> Array:
         parameters, formula = self.formula(output)
-        arrays = [self.inputs.x] if output == "y" else [self.inputs.x, self.inputs.need("dy")]
         whole = np.empty_like(self.inputs.x, dtype=np.float64)
         with np.errstate(all="ignore"):
-            for block in reference.iterate_blocks(arrays, self.problem.mode, (self._mean, *parameters)):
-                (x, *others), (mean, *own) = block.arrays, block.parameters
+            for block, (x, *others), _, _ in self._walk(output, None, (self._mean, *parameters)):
+                mean, *own = block.parameters
                 whole[block.index] = formula(x - mean, *others, *own)
         return whole
 
@@ -326,7 +328,7 @@ class Expected:
             return problem.alpha, problem.beta, inputs.prior
         if output in ("dscale", "dbias"):
             prior = inputs.prior_scale if output == "dscale" else inputs.prior_bias
-            return problem.alpha_param, problem.beta_param, prior
+            return problem.alpha_param, problem.beta_param, None if prior is None else prior.astype(np.float64)
         return 1.0, 0.0, None
 
     def overflows(self, output: str) -> bool:
@@ -360,15 +362,26 @@ class Expected:
             else:
                 yield self._parameter_part(output, got, classes)
 
+    def _walk(
+        self, output: str, got: Array | None, parameters: Sequence[Array]
+    ) -> Iterator[tuple[Block, tuple[Array, ...], Array | None, Array | None]]:
+        """Blocks of x, and of dy beside y; of what came there; and of the prior, if it is read."""
+        _, beta, prior = self.blend(output)
+        sources = [self.inputs.x] if output == "y" else [self.inputs.x, self.inputs.need("dy")]
+        others = [a for a in (got, prior if beta != 0 else None) if a is not None]
+        for block in share_of_blocks([*sources, *others], self.problem.mode, parameters, *self._share):
+            rest = list(block.arrays[len(sources) :])
+            values = rest.pop(0) if got is not None else None
+            yield block, block.arrays[: len(sources)], values, rest[0] if rest else None
+
     def _data_parts(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Iterator[Part]:
-        p, inputs, m = self.precision, self.inputs, self.problem.m
-        alpha, beta, prior = self.blend(output)
-        arrays = [inputs.x] if output == "y" else [inputs.x, inputs.need("dy")]
+        p, m = self.precision, self.problem.m
+        alpha, beta, _ = self.blend(output)
         made_of, formula = self.formula(output)
         parameters = [self._mean, *made_of]
-        sources, end = len(arrays), len(parameters)
+        end = len(parameters)
         # the largest factor that a kernel may put before a term, in whatever order it multiplies
-        factor = np.maximum(1, np.abs(inputs.scale.astype(np.float64))) * np.maximum(1, np.abs(self._inverse))
+        factor = np.maximum(1, np.abs(self.wide("scale"))) * np.maximum(1, np.abs(self._inverse))
         lost: Any = False
         if output == "y":
             reach = p.reach / factor
@@ -387,12 +400,7 @@ class Expected:
             if plain:
                 parameters[-len(weights)] += p.tiny_out
         undecided = [self.deviations(tier).undecided for tier in classes]
-        arrays += [array for array in (got, prior if beta != 0 else None) if array is not None]
-        for block in share_of_blocks(arrays, self.problem.mode, parameters, *self._share):
-            x, *rest = block.arrays[:sources]
-            others = list(block.arrays[sources:])
-            values = others.pop(0) if got is not None else None
-            before = others.pop(0) if beta != 0 else None
+        for block, (x, *rest), values, before in self._walk(output, got, parameters):
             mean, *own = block.parameters[:end]
             centred = x - mean
             result, finish = self._finished(output, block.index, formula(centred, *rest, *own))
@@ -418,12 +426,10 @@ class Expected:
 
     def _weights(self, output: str, tier: Tier, lost: Array) -> tuple[Array, ...]:
         """Give the factors of a bound's elements; `lost` are statistics whose terms may be out of range."""
-        p, problem, inputs, d = self.precision, self.problem, self.inputs, self.deviations(tier)
+        p, problem, d, scale = self.precision, self.problem, self.deviations(tier), self.wide("scale")
         size = np.abs(self._inverse)  # of a given one, which may have any sign
-        scale = inputs.scale.astype(np.float64)
         if output == "y":
-            bias = inputs.need("bias").astype(np.float64)
-            return forward_weights(self._mean, size, scale, bias, (d.mean, d.inverse), p.u)
+            return forward_weights(self._mean, size, scale, self.wide("bias"), (d.mean, d.inverse), p.u)
         e_dscale, e_dbias = self.sum_errors(tier)
         errors = d.mean, d.inverse, e_dscale, np.where(lost, np.inf, e_dbias)
         u_stored = p.u_param if problem.parameter_dtype.itemsize == 2 else 0.0
@@ -435,39 +441,34 @@ class Expected:
         return result, lambda error: error
 
     def _parameter_part(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Part:
-        p, problem, inputs, result = self.precision_of(output), self.problem, self.inputs, self._parameters[output]
-        alpha, beta, prior = self.blend(output)
-        before = None if prior is None else prior.astype(np.float64)
-        out = blended(result, alpha, beta, before)
-        bounds = []
-        for tier in classes:
-            d = self.deviations(tier)
-            undecided = np.zeros(result.shape, bool)
-            if output in ("dscale", "dbias"):
-                error = self.sum_errors(tier)[0 if output == "dscale" else 1]
-                _, bound = stored(error, result, alpha, beta, before, p.u, p.u_param, p.tiny_param)
-                if output == "dscale":
-                    undecided = d.undecided
-            elif output == "saved_mean":
-                bound = d.mean + p.u_param * np.abs(result) + p.tiny_param
-            elif output == "saved_inv_variance" and problem.saves_variance:
-                bound = d.variance + (4 * p.u + p.u_param) * result + p.tiny_param
-            elif output == "saved_inv_variance":
-                bound = d.inverse + p.u_param * result + p.tiny_param
-                undecided = d.undecided
-            else:
-                bound = self._running_bound(output, d, problem.factor, inputs) + p.tiny_param
-            bounds.append((bound, undecided))
-        return whole_part(out, got, bounds)
+        right = self._value(output)
+        values = None if got is None else got.astype(np.float64).reshape(right.shape)
+        made = (self._parameter_bound(output, right, tier) for tier in classes)
+        bounds = [(bound, decided(bound) if undecided is None else undecided) for bound, undecided in made]
+        return Part(tuple(slice(0, n) for n in right.shape), blended(right, *self.blend(output)), values, bounds)
 
-    def _running_bound(self, output: str, d: Deviations, f: float, inputs: Inputs) -> Array:
-        u, u_p = self.precision.u, self.precision.u_param
-        if output == "running_mean":
-            old, batch, slack, roundings = inputs.need("mean"), self.moments.mean, d.mean, 3
-        else:
+    def _parameter_bound(self, output: str, right: Array, tier: Tier) -> tuple[Array, Array | None]:
+        """The bound of an output of the parameters' size, and where it decides nothing; None: it decides everywhere."""
+        p, d = self.precision_of(output), self.deviations(tier)
+        if output in ("dscale", "dbias"):
+            error = self.sum_errors(tier)[output == "dbias"]
+            _, bound = stored(error, right, *self.blend(output), p.u, p.u_param, p.tiny_param)
+            return bound, d.undecided if output == "dscale" else None
+        if output == "saved_mean":
+            return d.mean + p.u_param * np.abs(right) + p.tiny_param, None
+        if output == "saved_inv_variance" and self.problem.saves_variance:
+            return d.variance + (4 * p.u + p.u_param) * right + p.tiny_param, None
+        if output == "saved_inv_variance":
+            return d.inverse + p.u_param * right + p.tiny_param, d.undecided
+        return self._running_bound(output, d) + p.tiny_param, None
+
+    def _running_bound(self, output: str, d: Deviations) -> Array:
+        f, u, u_p = self.problem.factor, self.precision.u, self.precision.u_param
+        batch, slack, roundings = self.moments.mean, d.mean, 3
+        if output == "running_variance":
             c = self.problem.correction
-            old, batch, slack, roundings = inputs.need("variance"), c * self.moments.variance, c * d.variance, 5
-        kept = np.abs((1 - f) * old.astype(np.float64))
+            batch, slack, roundings = c * self.moments.variance, c * d.variance, 5
+        kept = np.abs((1 - f) * self.wide(output.removeprefix("running_")))
         # where the batch's statistics may be lost on the way, 0 times them may be NaN
         share = np.where(np.isinf(slack), np.inf, f * slack)
         return share + (roundings * u + u_p) * (kept + np.abs(f * batch))

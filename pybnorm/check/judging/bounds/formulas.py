@@ -36,38 +36,54 @@ class Deviations(NamedTuple):
 
 def deviations(moments: Moments, epsilon: float, u: float, tier: Tier, tiny: float = 0.0) -> Deviations:
     """Bounds of statistics recomputed from x, before they are stored; what is below `tiny` may be flushed to 0."""
-    h, mean, v, r = tier.h, np.abs(moments.mean), moments.variance, moments.inverse
+    h, mean, v = tier.h, np.abs(moments.mean), moments.variance
     with np.errstate(all="ignore"):
-        d_mean = (h + 1) * u * moments.absolute + tiny
-        if tier.recurrence:
-            d_mean = 8 * u * ((h + 1) * mean + np.sqrt(v)) + 2 * u * moments.absolute + tiny
+        d_mean = mean_deviation(tier, h + 1, moments.mean, v, moments.absolute, u, tiny)
         d_variance = (h + 4) * u * (v + mean * np.sqrt(v)) + d_mean**2 + tiny * (2 + 4 * np.sqrt(v))
         if tier.spread is not None:
             d_mean = d_mean + tier.spread * u * mean
             d_variance += tier.spread * u * v
-        if tier.one_pass:
-            d_variance = np.maximum(
-                d_variance, (h + 3) * u * moments.square + 2 * mean * d_mean + d_mean**2 + 2 * u * mean**2
-            )
-        d_inverse = inverse_deviation(v, d_variance, r, epsilon, tiny) + 4 * u * r
-        undecided = ~(d_inverse <= 0.25 * r)
-    return Deviations(d_mean, d_variance, d_inverse, undecided)
+        return completed(moments, d_mean, d_variance, h + 3 if tier.one_pass else None, 4 * u, epsilon, u, tiny)
 
 
-def inverse_deviation(variance: Array, d_variance: Array, r: Array, epsilon: float, tiny: float) -> Array:
-    """Say how far 1 / sqrt(variance + epsilon) is off for a variance that is off by `d_variance`, without roundings."""
-    above = 1 / np.sqrt(np.maximum(variance - d_variance, 0) + (epsilon if epsilon >= tiny else 0.0)) - r
-    below = r - 1 / np.sqrt(variance + d_variance + epsilon)
-    return np.maximum(above, below)
+def mean_deviation(
+    tier: Tier, roundings: float, mean: Array, variance: Array, absolute: Array, u: float, tiny: float
+) -> Array:
+    """The bound of a mean that is made with so many roundings, or by the recurrence of a class."""
+    if tier.recurrence:
+        return 8 * u * ((tier.h + 1) * np.abs(mean) + np.sqrt(variance)) + 2 * u * absolute + tiny
+    return roundings * u * absolute + tiny
 
 
-def in_range(
-    d_mean: Array, d_variance: Array, d_inverse: Array, r: Array, lost: Array, lost_mean: Array | None = None
+def completed(
+    moments: Moments,
+    d_mean: Array,
+    d_variance: Array,
+    one_pass: float | None,
+    relative: float,
+    epsilon: float,
+    u: float,
+    tiny: float,
 ) -> Deviations:
+    """The deviations that follow from those of mean and variance, which `one_pass` roundings of x**2 make larger.
+
+    The inverse standard deviation is rounded by `relative` of itself.
+    """
+    mean, v, r = np.abs(moments.mean), moments.variance, moments.inverse
+    if one_pass is not None:
+        other = one_pass * u * moments.square + 2 * mean * d_mean + d_mean**2 + 2 * u * mean**2
+        d_variance = np.maximum(d_variance, other)
+    above = 1 / np.sqrt(np.maximum(v - d_variance, 0) + (epsilon if epsilon >= tiny else 0.0)) - r
+    below = r - 1 / np.sqrt(v + d_variance + epsilon)
+    d_inverse = np.maximum(above, below) + relative * r
+    return Deviations(d_mean, d_variance, d_inverse, ~(d_inverse <= 0.25 * r))
+
+
+def in_range(d: Deviations, lost: Array, lost_mean: Array | None = None) -> Deviations:
     """The deviations, without a limit where sums leave the compute type's range (`lost`, `lost_mean` of the mean)."""
-    undecided = ~(d_inverse <= 0.25 * r) & ~lost
-    d_mean = np.where(lost if lost_mean is None else lost_mean, np.inf, d_mean)
-    return Deviations(d_mean, np.where(lost, np.inf, d_variance), np.where(lost, np.inf, d_inverse), undecided)
+    d_mean = np.where(lost if lost_mean is None else lost_mean, np.inf, d.mean)
+    d_variance, d_inverse = (np.where(lost, np.inf, a) for a in (d.variance, d.inverse))
+    return Deviations(d_mean, d_variance, d_inverse, d.undecided & ~lost)
 
 
 def given(inverse: Array, relative: Array, tiny: float) -> Deviations:

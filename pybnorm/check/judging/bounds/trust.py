@@ -37,77 +37,62 @@ def untrusted(problem: Problem, inputs: Inputs, one_pass: bool = False) -> list[
     * scale and alpha in backward where m <= 2 and the statistics come from x: dx is 0 up to epsilon
     * what only alpha = 0 hides, a prior where its beta is 0, running priors where the factor is 1
     """
-    count = int(np.prod(problem.parameter_dims))
-    small, small_inputs = _few(problem, inputs, sorted({*range(min(3, count)), count - 1}))
-    baseline = expect(small, small_inputs)
-    tier = [t for t in tiers(small, "y") if one_pass or not t.one_pass][-1]
-    if not _ordinary(baseline, tier)[-1]:
-        small, small_inputs = _few(problem, inputs, _with_an_ordinary_last(problem, inputs, tier))
-        baseline = expect(small, small_inputs)
-    bounds = _bounds(baseline, one_pass)
-    blind = [
-        name
-        for name, changed, other in _changes(small, small_inputs)
-        if not _moved(bounds, baseline.varied(changed, other))
-    ]
-    if "x" in blind and small.operation == Operation.BACKWARD and small.recomputes and small.m >= LONG:
-        whole = _changed_statistic(small, small_inputs, "x")
-        if _moved(bounds, baseline.varied(small, whole)):
-            blind.remove("x")
+    count = math.prod(problem.parameter_dims)
+
+    def few(chosen: list[int]) -> tuple[Problem, Inputs, Expected]:
+        small = Inputs(**{name: _pick(a, chosen, problem.mode) for name, a in inputs.arrays().items()})
+        other = dataclasses.replace(problem, dims=small.x.shape, strides=())
+        return other, small, expect(other, small)
+
+    small, small_inputs, baseline = few(sorted({*range(min(3, count)), count - 1}))
+    tier = _loosest(small, "y", one_pass)
+    if not _ordinary(small, small_inputs, baseline, tier)[-1]:
+        candidates = sorted({*range(min(16, count)), count - 1})
+        ordinary = _ordinary(*few(candidates), tier)
+        last = max((i for i, good in zip(candidates, ordinary, strict=True) if good), default=count - 1)
+        small, small_inputs, baseline = few([*(i for i in candidates[:3] if i != last), last])
+    bounds = {}
+    for name in sorted(baseline.outputs, key=lambda name: name in ("y", "dx")):  # small ones first: most show there
+        parts = baseline.parts(name, None, (_loosest(small, name, one_pass),))
+        bounds[name] = [(part.reference.copy(), part.classes[0][0]) for part in parts]
+
+    def shows(changed: Problem, other: Inputs) -> bool:
+        after = baseline.varied(changed, other)
+        with np.errstate(all="ignore"):
+            return any(
+                bool(np.any(np.abs(part.reference - right) > bound))
+                for name, blocks in bounds.items()
+                for part, (right, bound) in zip(after.parts(name, None, ()), blocks, strict=True)
+            )
+
+    blind = [name for name, changed, other in _changes(small, small_inputs) if not shows(changed, other)]
+    whole = small.operation == Operation.BACKWARD and small.recomputes and small.m >= LONG
+    if whole and "x" in blind and shows(small, _changed_statistic(small, small_inputs, "x")):
+        blind.remove("x")
     return blind
 
 
-def _few(problem: Problem, inputs: Inputs, chosen: list[int]) -> tuple[Problem, Inputs]:
-    per_activation = problem.mode == Mode.PER_ACTIVATION
-    few = Inputs(**{name: _pick(a, chosen, per_activation) for name, a in inputs.arrays().items()})
-    return dataclasses.replace(problem, dims=few.x.shape, strides=()), few
+def _loosest(problem: Problem, output: str, one_pass: bool) -> Tier:
+    return [t for t in tiers(problem, output) if one_pass or not t.one_pass][-1]
 
 
-def _with_an_ordinary_last(problem: Problem, inputs: Inputs, tier: Tier) -> list[int]:
-    """Statistics to look at where the last one is special: one that can be judged comes last, if there is any."""
-    count = int(np.prod(problem.parameter_dims))
-    candidates = sorted({*range(min(16, count)), count - 1})
-    ordinary = _ordinary(expect(*_few(problem, inputs, candidates)), tier)
-    last = max((i for i, good in zip(candidates, ordinary, strict=True) if good), default=count - 1)
-    return [*(i for i in candidates[:3] if i != last), last]
-
-
-def _ordinary(expected: Expected, tier: Tier) -> Array:
+def _ordinary(problem: Problem, inputs: Inputs, expected: Expected, tier: Tier) -> Array:
     """Say which statistics are ordinary, and have elements between the limits of an activation."""
     ordinary = expected.ordinary(tier).ravel()
-    problem = expected.problem
     if not problem.activation:
         return ordinary
-    x = expected.inputs.x.astype(np.float64)
-    shows = activations.inside(problem, _before_activation(problem, expected.inputs)) * (x != expected.statistics[0])
-    axes = 0 if problem.mode == Mode.PER_ACTIVATION else (0, *range(2, x.ndim))
+    shows = activations.inside(problem, _before_activation(problem, inputs))
+    shows *= inputs.x.astype(np.float64) != expected.statistics[0]
+    axes = 0 if problem.mode == Mode.PER_ACTIVATION else problem.reduced_axes
     return ordinary & shows.any(axis=axes).ravel()
 
 
-def _pick(array: Array, chosen: list[int], per_activation: bool) -> Array:
-    if per_activation:
+def _pick(array: Array, chosen: list[int], mode: Mode) -> Array:
+    if mode == Mode.PER_ACTIVATION:
         return array.reshape(array.shape[0], -1)[:, np.array(chosen)]
     if isinstance(array, Foreign):
         return np.take(array, chosen, axis=1)
     return array[:, np.array(chosen)]  # take would copy all of an array that is not contiguous, such as a NaN prior
-
-
-def _bounds(expected: Expected, one_pass: bool) -> dict[str, list[tuple[Array, Array]]]:
-    """Every output with its loosest bound, in the blocks of `Expected.parts`."""
-    result = {}
-    for name in sorted(expected.outputs, key=lambda name: name in ("y", "dx")):  # small ones first: most show there
-        tier = [t for t in tiers(expected.problem, name) if one_pass or not t.one_pass][-1]
-        result[name] = [(part.reference.copy(), part.classes[0][0]) for part in expected.parts(name, None, (tier,))]
-    return result
-
-
-def _moved(before: dict[str, list[tuple[Array, Array]]], after: Expected) -> bool:
-    with np.errstate(all="ignore"):
-        return any(
-            bool(np.any(np.abs(part.reference - right) > bound))
-            for name, blocks in before.items()
-            for part, (right, bound) in zip(after.parts(name, None, ()), blocks, strict=True)
-        )
 
 
 _SHOW_EPSILON = ("exact", "sqrteps", "paired")
@@ -118,29 +103,18 @@ def _before_activation(problem: Problem, inputs: Inputs) -> Array:
     """Give what the activation is applied to; where it is given, what came of it."""
     if inputs.y is not None:
         return inputs.y.astype(np.float64)
-    statistics = None
-    if problem.operation == Operation.FORWARD_INFERENCE:
-        variance = inputs.need("variance").astype(np.float64)
-        statistics = inputs.need("mean"), 1 / np.sqrt(variance + problem.epsilon)
-    elif not problem.recomputes:
-        statistics = inputs.need("saved_mean"), inputs.need("saved_inv_variance")
+    statistics = expect(problem, inputs).statistics
     result = activations.before(problem, inputs.x, inputs.scale, inputs.need("bias"), statistics)
     return result if inputs.z is None else result + inputs.z.astype(np.float64)
 
 
-def _weights(dy: Array, problem: Problem) -> Array:
-    last = np.zeros(dy.shape)
-    per_activation = problem.mode == Mode.PER_ACTIVATION
-    rows, own = (a.reshape(len(dy), -1) if per_activation else a for a in (dy, last))
+def _last_weights(dy: Array, problem: Problem) -> Array:
+    """|dy| of the last statistic, where it is finite; 0 of the others."""
+    weights = np.zeros(dy.shape)
+    rows, own = (a.reshape(len(dy), -1) if problem.mode == Mode.PER_ACTIVATION else a for a in (dy, weights))
     own[:, -1] = np.abs(rows[:, -1].astype(np.float64))
-    last[~np.isfinite(last)] = 0
-    return last
-
-
-def _weighty(dy: Array, problem: Problem) -> int:
-    """Index of the last element of the last statistic if its dy is not 0, else of one whose dy is largest."""
-    last = _weights(dy, problem)
-    return dy.size - 1 if last.flat[-1] or not last.any() else int(last.argmax())
+    weights[~np.isfinite(weights)] = 0
+    return weights
 
 
 def _further(value: Array) -> Array:
@@ -159,7 +133,8 @@ def _changed(
         if data and problem.activation:
             place = activations.passing(problem, inputs.x, _before_activation(problem, inputs), inputs.dy)
         elif data and name == "x" and inputs.dy is not None:
-            place = _weighty(inputs.dy, problem)
+            weights = _last_weights(inputs.dy, problem)  # if dy of the last element is 0, where it is largest
+            place = place if weights.flat[-1] or not weights.any() else int(weights.argmax())
     before = float(new.flat[place])
     with np.errstate(invalid="ignore", over="ignore"):
         after = change(new.flat[place])
@@ -192,8 +167,7 @@ _Changes = dict[str, Callable[[Array], Array]]
 
 def _changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, Inputs]]:
     """Change each input and option that the results depend on: its name, and the problem and inputs with the change."""
-    gathered = problem.composed == "gather_stats"
-    arrays, places = _gathered(problem) if gathered else _arrays(problem, inputs)
+    arrays, places = _arrays(problem, inputs)
     long_sums = {"frozen": ("x",), "backward_reduce": ("x", "dy")} if problem.m >= LONG else {}
     for name, change in arrays.items():
         if name in long_sums.get(problem.composed, ()):
@@ -203,14 +177,6 @@ def _changes(problem: Problem, inputs: Inputs) -> Iterator[tuple[str, Problem, I
     for name, value in _options(problem).items():
         changed: dict[str, Any] = {name: value, "old": "drawn"}  # the inputs are there already
         yield name, dataclasses.replace(problem, **changed), inputs
-
-
-def _gathered(problem: Problem) -> tuple[_Changes, dict[str, int]]:
-    """Changes of statistics that are merged; the last rank has elements."""
-    changes: _Changes = {"x": lambda value: value + 1 + np.abs(value), "m2s": lambda value: 4 * value + 1e-30}
-    if problem.running and problem.factor != 1:
-        changes |= {"mean": _further, "variance": lambda value: 4 * value + 1e-30}
-    return changes, {}
 
 
 def _shown(problem: Problem) -> tuple[bool, bool]:
@@ -229,6 +195,10 @@ def _scaled(problem: Problem) -> bool:
 
 def _arrays(problem: Problem, inputs: Inputs) -> tuple[_Changes, dict[str, int]]:
     """Changes of arrays, and places of those that are not `_changed`'s own."""
+    if problem.composed == "gather_stats":  # statistics that are merged; the last rank has elements
+        merged: _Changes = {"x": lambda value: value + 1 + np.abs(value), "m2s": lambda value: 4 * value + 1e-30}
+        old: _Changes = {"mean": _further, "variance": merged["m2s"]}
+        return merged | (old if problem.running and problem.factor != 1 else {}), {}
     training, backward = (problem.operation == o for o in (Operation.FORWARD_TRAINING, Operation.BACKWARD))
     (in_data, in_sums), composed = _shown(problem), problem.composed if backward else ""
     shown, updates = in_data or in_sums, training and problem.running
@@ -262,7 +232,7 @@ def _arrays(problem: Problem, inputs: Inputs) -> tuple[_Changes, dict[str, int]]
     if names[1] in changes and (shown or not composed):
         changes[names[0]] = lambda value: value + (deviation or 1.0)
     if composed:
-        places = dict.fromkeys(("x", "dy"), int(_weights(inputs.need("dy"), problem).argmax()))
+        places = dict.fromkeys(("x", "dy"), int(_last_weights(inputs.need("dy"), problem).argmax()))
         if in_sums and not in_data:
             places |= _places_of_sums(problem, inputs, names)
     if inputs.sum_dy is not None and problem.alpha:
