@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from pybnorm.check.judging.bounds.classes import Tier, tiers
@@ -30,14 +28,6 @@ def truncate(values: Array, dtype: DataType) -> Array:
     return nearest
 
 
-def _may_be_stored(
-    values: Array, ends: tuple[Array, Array], store: Callable[[Array, DataType], Array], dtype: DataType
-) -> Array:
-    """Say which `values` a monotone `store` makes of something between the ends."""
-    low, high = (store(end, dtype).astype(np.float64) for end in ends)
-    return (low <= values) & (values <= high)
-
-
 def is_truncated(expected: Expected, output: str, got: Array, classes: tuple[Tier, ...]) -> bool:
     """Say whether every judged element is a truncated value within its bound, and enough are not to nearest."""
     p, dtype = expected.precision, expected.problem.dtype
@@ -52,9 +42,9 @@ def is_truncated(expected: Expected, output: str, got: Array, classes: tuple[Tie
                 # what the bound was before the result was stored
                 error = np.maximum((bound - p.tiny_out - p.u_out * np.abs(right)) / (1 + p.u_out), 0)
                 flushed = (values == 0) & (np.abs(right) - error <= p.tiny_out)
-                ends = right - error, right + error
-                truncated |= decided & (_may_be_stored(values, ends, truncate, dtype) | flushed)
-                rounded |= decided & (_may_be_stored(values, ends, round_to, dtype) | flushed)
+                for found, store in ((truncated, truncate), (rounded, round_to)):  # both are monotone
+                    low, high = (store(end, dtype).astype(np.float64) for end in (right - error, right + error))
+                    found[decided & (((low <= values) & (values <= high)) | flushed)] = True
                 judged |= decided
         if (judged & ~truncated).any():
             return False
@@ -73,10 +63,7 @@ def normalized_by_unbiased(expected: Expected, output: str, got: Array, exact: T
 
 
 def bessel_convention(expected: Expected, got: Array) -> str:
-    """Say which variance the running variance has: "unbiased", "biased", "cannot tell" or "neither".
-
-    pybnorm's rule is the unbiased one; the other is evaluated to name what a wrong library did.
-    """
+    """Say which variance the running variance takes; empty: neither. The biased one is what a wrong library did."""
     tier = tiers(expected.problem, "running_variance")[-1]
     (part,) = expected.parts("running_variance", got, (tier,))
     assert part.got is not None
@@ -92,5 +79,7 @@ def bessel_convention(expected: Expected, got: Array) -> str:
         # where one may be rounded to the other, a long chain's error looks like a convention
         apart = np.abs(part.reference - expected.biased_running_variance) > 2 * bound
     if (unbiased and biased) or (biased and not apart[judged].any()):
-        return "cannot tell"
-    return "unbiased" if unbiased else "biased" if biased else "neither"
+        return "running_variance is as near to the biased variance as to the unbiased one"
+    if biased:
+        return "running_variance takes the biased variance (a sum over m, not m - 1)"
+    return "running_variance takes the unbiased variance, as defined" if unbiased else ""

@@ -67,10 +67,11 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
             notes.append(TRUNCATED)
     elif tally.undecided or tally.unjudged == tally.elements:
         status = Status.INCONCLUSIVE
+        overflows = expected.problem.recomputes and np.isinf(expected.deviations(classes[0]).variance).all()
         notes.append(
             f"{tally.undecided} elements of statistics whose inverse standard deviation no bound holds"
             if tally.undecided
-            else f"no element's correct value is in range{_overflow(expected, classes[0])}"
+            else f"no element's correct value is in range{_OVERFLOWS if overflows else ''}"
         )
     elif status == Status.WARN:
         status, note = _one_pass(expected, output, got, tally, ratios[classes[0].name])
@@ -91,32 +92,27 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
     if 0 < tally.unjudged < tally.elements:
         notes.append(f"{tally.unjudged} elements out of range or without a finite correct value are not judged")
     if output == "running_variance" and expected.problem.unbiased:
-        notes += filter(None, [_CONVENTIONS[bessel_convention(expected, got)]])
+        notes += filter(None, [bessel_convention(expected, got)])
     elif output == "running_variance":
         notes.append("held against the biased variance: unbiased=0")
     elif output == "saved_inv_variance" and expected.problem.saves_variance:
         notes.append("held against the variance: saved=variance")
     verdict = Verdict(
-        output=output,
-        status=status,
-        tier=tier.name,
-        ratio=ratios[classes[0].name],
-        ratios=ratios,
-        finite_ratio=tally.finite_ratio,
-        wild=tally.wild,
-        elements=tally.elements,
-        over=tally.over,
-        undecided=tally.undecided,
-        unjudged=tally.unjudged,
+        *(output, status, tier.name, ratios[classes[0].name], ratios, tally.elements),
+        **{name: getattr(tally, name) for name in ("over", "undecided", "unjudged", "finite_ratio", "wild", "worst")},
         identical=not tally.different,
         noticed=tally.noticed if math.isfinite(tally.noticed) else 0.0,
-        worst=tally.worst,
         note="; ".join(notes),
     )
     if status == Status.FAIL:
         tried = (classes[0],) if UNBIASED in notes else classes
         put(verdict, levels(expected, output, got, tried, found.places), expected.problem.strides)
     return verdict
+
+
+_OVERFLOWS = (
+    ": the squares of x overflow, so that its values in float64 are as correct as a variance of infinity, 1/sigma 0"
+)
 
 
 def _one_pass(expected: Expected, output: str, got: Array, tally: Tally, ratio: float) -> tuple[Status, str]:
@@ -131,23 +127,6 @@ def _one_pass(expected: Expected, output: str, got: Array, tally: Tally, ratio: 
 
 def _chained(length: int, ratio: float) -> str:
     return f"sums in chains of {length} terms: up to {ratio:.3g} times the bound of blocked sums"
-
-
-def _overflow(expected: Expected, tier: Tier) -> str:
-    """Say what is correct where the squares of x are beyond the type that a kernel computes in."""
-    if not expected.problem.recomputes or not np.isinf(expected.deviations(tier).variance).all():
-        return ""
-    return (
-        ": the squares of x overflow, so that its values in float64 are as correct as a variance of infinity, 1/sigma 0"
-    )
-
-
-_CONVENTIONS = {
-    "unbiased": "running_variance takes the unbiased variance, as defined",
-    "biased": "running_variance takes the biased variance (a sum over m, not m - 1)",
-    "cannot tell": "running_variance is as near to the biased variance as to the unbiased one",
-    "neither": "",
-}
 
 
 def _add_wrong(tally: Tally, findings: not_finite.Findings) -> None:

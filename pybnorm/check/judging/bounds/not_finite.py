@@ -86,7 +86,7 @@ def find(expected: Expected, output: str, got: Array, tier: Tier) -> Findings:
     `got`: as stored, in logical order. `tier`: the loosest class, whose bound says whether a finite value is certainly
     beyond the range of its type.
     """
-    tainted, nan, open_ = _certain(expected, output)
+    marks = _certain(expected, output)
     largest = expected.largest(output)
     overflows = expected.overflows(output)
     signed = output in _SIGNED or expected.problem.operation == Operation.FORWARD_INFERENCE
@@ -96,7 +96,7 @@ def find(expected: Expected, output: str, got: Array, tier: Tier) -> Findings:
         assert part.got is not None
         right, values, bound = part.reference, part.got, part.classes[0][0]
         other = next(unsigned, None)
-        here = [np.broadcast_to(a, expected.shape(output))[part.index] for a in (tainted, nan, open_)]
+        here = [np.broadcast_to(a, expected.shape(output))[part.index] for a in (marks.reached, marks.nan, marks.open)]
         with np.errstate(all="ignore"):
             finite = np.isfinite(right)
             certain = ~finite & here[0] & ~here[2]
@@ -141,7 +141,7 @@ def _without_sign(expected: Expected, output: str, tier: Tier) -> Iterator[Part]
     problem, inputs = expected.problem, expected.inputs
     if problem.operation != Operation.FORWARD_INFERENCE or problem.inverse:
         return
-    total = inputs.need("variance").astype(np.float64) + problem.epsilon
+    total = expected.wide("variance") + problem.epsilon
     if (total < 0).any():
         changed = dataclasses.replace(inputs, variance=np.abs(total) - problem.epsilon)
         yield from expected.varied(problem, changed).parts(output, None, (tier,))
@@ -152,9 +152,9 @@ def _other(expected: Expected, output: str, values: Array, tier: Tier, where: Ar
     if not where.any():
         return where
     problem, inputs = expected.problem, expected.inputs
-    zero = {"mean": np.zeros_like(inputs.need("mean")), "variance": np.zeros_like(inputs.need("variance"))}
+    zero = {name: np.zeros_like(inputs.need(name)) for name in ("mean", "variance")}
     if problem.factor == 0:
-        right = inputs.need(output.removeprefix("running_")).astype(np.float64)
+        right = expected.wide(output.removeprefix("running_"))
         bound = 4 * expected.precision.u_param * np.abs(right) + expected.precision.tiny_param
     else:
         (part,) = type(expected)(problem, dataclasses.replace(inputs, **zero)).parts(output, values, (tier,))
@@ -185,27 +185,10 @@ def _add(found: list[Finding], where: Array, wrong: bool, text: str, part: Part)
     found.append(Finding(text, wrong, count, index, float(part.reference[local]), float(part.got[local])))
 
 
-def _certain(expected: Expected, output: str) -> tuple[Array, Array, Array]:
-    """Say where an input that is not finite reaches `output`, where it surely makes NaN, and where that is open."""
-    marks = {
-        Operation.FORWARD_TRAINING: _training,
-        Operation.FORWARD_INFERENCE: _inference,
-        Operation.BACKWARD: _backward,
-    }[expected.problem.operation]
-    with np.errstate(all="ignore"):
-        result = marks(expected, output)
-        alpha, beta, prior = expected.blend(output)
-        # what an activation makes of NaN is not fixed
-        open_ = np.asarray(result.open) | (result.reached & (alpha == 0 or bool(expected.problem.activation)))
-        reached, nan = result.reached, result.nan
-        if beta != 0 and prior is not None:
-            reached, nan = reached | ~np.isfinite(prior), nan | np.isnan(prior)
-            open_ = open_ & ~np.isnan(prior)
-    return reached, nan, open_
-
-
 @dataclasses.dataclass
 class _Marks:
+    """Where an input that is not finite reaches an output, where it surely makes NaN, and where that is open."""
+
     reached: Any
     nan: Any
     open: Any = False
@@ -214,35 +197,48 @@ class _Marks:
         return _Marks(self.reached | other.reached, self.nan | other.nan, self.open | other.open)
 
 
+def _certain(expected: Expected, output: str) -> _Marks:
+    with np.errstate(all="ignore"):
+        marks = _MARKS[expected.problem.operation](expected, output)
+        alpha, beta, prior = expected.blend(output)
+        # what an activation makes of NaN is not fixed
+        marks.open = np.asarray(marks.open) | (marks.reached & (alpha == 0 or bool(expected.problem.activation)))
+        if beta != 0 and prior is not None:
+            marks |= _of(prior)
+            marks.open = marks.open & ~np.isnan(prior)
+    return marks
+
+
 def _of(array: Array) -> _Marks:
     return _Marks(~np.isfinite(array), np.isnan(array))
 
 
-def _reached(expected: Expected, array: Array) -> tuple[Array, Array]:
+def _any_of(expected: Expected, array: Array) -> _Marks:
     """Say which statistics have an element that is not finite, and which a NaN."""
-    axes = expected.problem.reduced_axes
     values = np.isfinite(array), ~np.isnan(array)
-    finite, number = (np.asarray(np.all(a, axis=axes, keepdims=True)) for a in values)
-    return ~finite, ~number
+    finite, number = (np.asarray(np.all(a, axis=expected.problem.reduced_axes, keepdims=True)) for a in values)
+    return _Marks(~finite, ~number)
 
 
 def _sum_of(expected: Expected, array: Array) -> _Marks:
     """Follow NaN and infinity into the sum over each statistic's elements."""
-    reached, nan = _reached(expected, array)
     axes = expected.problem.reduced_axes
     up, down = ((array == end).any(axis=axes, keepdims=True) for end in (np.inf, -np.inf))
-    return _Marks(reached, nan | (up & down))
+    return _any_of(expected, array) | _Marks(False, up & down)
 
 
-def _centred(total: _Marks) -> _Marks:
-    """Follow NaN and infinity into what is made of x - mean, both from x: inf - inf."""
-    return _Marks(total.reached, total.reached)
+def _root(expected: Expected) -> _Marks:
+    """Follow NaN and infinity into a given inverse standard deviation, or into that of a given variance."""
+    problem, inverse = expected.problem, expected.statistics[1]
+    if problem.takes_variance or (problem.operation == Operation.FORWARD_INFERENCE and not problem.inverse):
+        return _Marks(np.isnan(inverse), np.isnan(inverse))
+    return _of(inverse)
 
 
 def _training(expected: Expected, output: str) -> _Marks:
     inputs, factor = expected.inputs, expected.problem.factor
     mean = _sum_of(expected, inputs.x)
-    inverse = _centred(mean)
+    inverse = _Marks(mean.reached, mean.reached)  # of x - mean, both from x: inf - inf
     if output == "y":
         return inverse | _of(inputs.scale) | _of(inputs.need("bias"))
     batch = mean if output.endswith("mean") else inverse
@@ -258,45 +254,36 @@ def _training(expected: Expected, output: str) -> _Marks:
 
 def _inference(expected: Expected, output: str) -> _Marks:
     inputs = expected.inputs
-    _, inverse = expected.statistics
-    centre, scale = expected.statistics[0], _of(inputs.scale)
-    x, mean = _of(inputs.x), _of(centre)
-    root = _of(inverse) if expected.problem.inverse else _Marks(np.isnan(inverse), np.isnan(inverse))
-    gain = inputs.scale.astype(np.float64) * inverse
-    nothing = _Marks(False, (x.reached | mean.reached) & (gain == 0))
-    return x | mean | root | scale | _of(inputs.need("bias")) | nothing
+    mean, inverse = expected.statistics
+    centred = _of(inputs.x) | _of(mean)
+    nothing = _Marks(False, centred.reached & (expected.wide("scale") * inverse == 0))
+    return centred | _root(expected) | _of(inputs.scale) | _of(inputs.need("bias")) | nothing
 
 
 def _backward(expected: Expected, output: str) -> _Marks:
-    inputs = expected.inputs
-    if output == "dx" and expected.problem.composed not in ("", "sync_backward"):
-        return _composed_dx(expected)
-    sums = _sum_of(expected, inputs.need("dy"))
+    inputs, composed, mean = expected.inputs, expected.problem.composed, expected.statistics[0]
+    own = inputs.need("dy")
+    sums = _sum_of(expected, own)
     if output in ("dbias", "sum_dy"):
         return sums
-    dy, x = (_Marks(*_reached(expected, a)) for a in (inputs.need("dy"), inputs.x))
+    if output == "dx" and composed not in ("", "sync_backward"):  # a statistic's elements do not meet
+        marks = _of(own) | _of(inputs.scale) | _root(expected)
+        if composed == "frozen":
+            return marks
+        marks |= _of(inputs.x) | _of(mean)
+        if composed == "backward_elemt":
+            return marks | _of(inputs.need("sum_dy")) | _of(inputs.need("sum_dy_xmu"))
+        return marks | _any_of(expected, inputs.x) | _any_of(expected, own) | sums  # of training_grad, but its sums do
+    x, dy = (_any_of(expected, a) for a in (inputs.x, own))
     if expected.problem.recomputes:
-        x = _centred(x)
+        x = _Marks(x.reached, x.reached)
     else:  # products of two infinities with what they meet may have one sign
-        x = x | _of(expected.statistics[0])
-        if output != "sum_dy_xmu":
-            x = x | _root(expected)
+        x |= _of(mean) if output == "sum_dy_xmu" else _of(mean) | _root(expected)
     return x | dy if output in ("dscale", "sum_dy_xmu") else x | dy | sums | _of(inputs.scale)
 
 
-def _root(expected: Expected) -> _Marks:
-    inverse = expected.statistics[1]
-    return _Marks(np.isnan(inverse), np.isnan(inverse)) if expected.problem.takes_variance else _of(inverse)
-
-
-def _composed_dx(expected: Expected) -> _Marks:
-    """Follow NaN and infinity into dx where a statistic's elements do not meet; training_grad's sums do."""
-    inputs, composed = expected.inputs, expected.problem.composed
-    marks = _of(inputs.need("dy")) | _of(inputs.scale) | _root(expected)
-    if composed == "frozen":
-        return marks
-    marks = marks | _of(inputs.x) | _of(expected.statistics[0])
-    if composed == "backward_elemt":
-        return marks | _of(inputs.need("sum_dy")) | _of(inputs.need("sum_dy_xmu"))
-    x, dy = (_Marks(*_reached(expected, a)) for a in (inputs.x, inputs.need("dy")))
-    return marks | x | dy | _sum_of(expected, inputs.need("dy"))
+_MARKS = {
+    Operation.FORWARD_TRAINING: _training,
+    Operation.FORWARD_INFERENCE: _inference,
+    Operation.BACKWARD: _backward,
+}

@@ -36,6 +36,19 @@ class Tally:
     noticed: float = math.inf
     worst: list[Point] = dataclasses.field(default_factory=list)
 
+    @property
+    def floor(self) -> float:
+        """The ratio that a point must be beyond to be one of the worst."""
+        return self.worst[-1].ratio if len(self.worst) == WORST_POINTS else 0.0
+
+    def add(self, other: Tally) -> None:
+        """Add the counts of other elements."""
+        for name in ("over", "undecided", "unjudged", "wild", "different", "elements"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.ratio, self.finite_ratio = max(self.ratio, other.ratio), max(self.finite_ratio, other.finite_ratio)
+        self.noticed = min(self.noticed, other.noticed)
+        self.worst = sorted([*self.worst, *other.worst], key=lambda point: -point.ratio)[:WORST_POINTS]
+
 
 def compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, ...]) -> Tally:
     """Count what `classes` together do not hold; ratios and points are those of the last class."""
@@ -49,19 +62,10 @@ def compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, ..
         tallies[number] = _compare(shares[number], output, got, classes)
 
     in_threads(count, range(len(shares)))
-    return _together(tallies)
-
-
-def _together(tallies: list[Tally]) -> Tally:
-    counted = ("over", "undecided", "unjudged", "wild", "different", "elements")
-    points = sorted((point for tally in tallies for point in tally.worst), key=lambda point: -point.ratio)
-    return Tally(
-        ratio=max(tally.ratio for tally in tallies),
-        finite_ratio=max(tally.finite_ratio for tally in tallies),
-        noticed=min(tally.noticed for tally in tallies),
-        worst=points[:WORST_POINTS],
-        **{name: sum(getattr(tally, name) for tally in tallies) for name in counted},
-    )
+    whole = tallies[0]
+    for tally in tallies[1:]:
+        whole.add(tally)
+    return whole
 
 
 class Held(NamedTuple):
@@ -103,33 +107,29 @@ def held(expected: Expected, output: str, part: Part) -> Held:
 
 
 def _compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, ...]) -> Tally:
-    tally = Tally()
-    data = output in DATA_OUTPUTS
-    largest = expected.largest(output)
-    dtype = expected.problem.dtype if data else vector_dtype(expected.problem, output)
+    tally, largest = Tally(), expected.largest(output)
+    dtype = expected.problem.dtype if output in DATA_OUTPUTS else vector_dtype(expected.problem, output)
     for part in expected.parts(output, got, classes):
         assert part.got is not None
-        right, values = part.reference, part.got
-        bound, undecided = part.classes[-1]
         with np.errstate(all="ignore"):
-            error = values - right
+            error = part.got - part.reference
             np.abs(error, out=error)
             if _add_ordinary(tally, part, error, largest, dtype):
                 continue
-            looked = held(expected, output, part)
-            finite, size, judged, wild = np.isfinite(values), np.abs(right), looked.judged, looked.wild
-            tally.finite_ratio = max(tally.finite_ratio, float(looked.ratio.max(initial=0.0, where=finite)))
-            different = round_to(right, dtype).astype(np.float64) != values
-            relative = np.where(judged & (size > 0) & ~undecided, bound / size, np.inf)
-        tally.noticed = min(tally.noticed, float(relative.min(initial=math.inf)))
-        tally.elements += right.size
-        tally.different += int(np.count_nonzero(judged & different))
-        tally.unjudged += int(np.count_nonzero(~judged))
-        tally.over += int(np.count_nonzero(looked.over))
-        tally.wild += int(np.count_nonzero(wild))
-        tally.undecided += int(np.count_nonzero(looked.open))
-        tally.ratio = max(tally.ratio, float(looked.ratio.max(initial=0.0)))
-        _remember(tally.worst, part, error, bound, looked.ratio)
+            looked, size, (bound, undecided) = held(expected, output, part), np.abs(part.reference), part.classes[-1]
+            different = round_to(part.reference, dtype).astype(np.float64) != part.got
+            relative = np.where(looked.judged & (size > 0) & ~undecided, bound / size, np.inf)
+        whole = Tally(
+            ratio=float(looked.ratio.max(initial=0.0)),
+            finite_ratio=float(looked.ratio.max(initial=0.0, where=np.isfinite(part.got))),
+            elements=size.size,
+            noticed=float(relative.min(initial=math.inf)),
+            worst=_worst(tally, part, looked.ratio),
+        )
+        counted = {"over": looked.over, "undecided": looked.open, "unjudged": ~looked.judged, "wild": looked.wild}
+        for name, where in (counted | {"different": looked.judged & different}).items():
+            setattr(whole, name, int(np.count_nonzero(where)))
+        tally.add(whole)
     return tally
 
 
@@ -146,22 +146,18 @@ def _add_ordinary(tally: Tally, part: Part, error: Array, largest: float, dtype:
     most = float(error.max(initial=0.0))
     if not (float((size + bound).max(initial=0.0)) <= largest and most < math.inf):
         return False
-    ratio, worst = error, 0.0
-    if most > 0:
-        ratio = error / bound
-        worst = float(ratio.max(initial=0.0))
-    noticed = float((bound / size).min(initial=math.inf))
-    if not (worst <= 1 and noticed >= 0):
+    ratio = error / bound if most > 0 else error
+    whole = Tally(elements=error.size, noticed=float((bound / size).min(initial=math.inf)))
+    whole.ratio = whole.finite_ratio = float(ratio.max(initial=0.0)) if most > 0 else 0.0
+    if not (whole.ratio <= 1 and whole.noticed >= 0):
         return False
-    tally.elements += error.size
-    tally.noticed = min(tally.noticed, noticed)
-    tally.ratio, tally.finite_ratio = max(tally.ratio, worst), max(tally.finite_ratio, worst)
     if most > 0:
         if not tally.different:  # whether there is any is all that is asked
             stored = round_to(part.reference, dtype).astype(np.float64)
-            tally.different = int(np.count_nonzero(stored != part.got))
-        if worst > _floor(tally.worst):
-            _remember(tally.worst, part, error, bound, ratio)
+            whole.different = int(np.count_nonzero(stored != part.got))
+        if whole.ratio > tally.floor:
+            whole.worst = _worst(tally, part, ratio)
+    tally.add(whole)
     return True
 
 
@@ -172,8 +168,22 @@ def _any(values: Array) -> bool:
     return bool(values[tuple(slice(None) if step else slice(0, 1) for step in values.strides)].any())
 
 
-def _floor(worst: list[Point]) -> float:
-    return worst[-1].ratio if len(worst) == WORST_POINTS else 0.0
+def _worst(tally: Tally, part: Part, ratio: Array) -> list[Point]:
+    """The points of a block's largest ratios that are among the worst with those that are there."""
+    flat = ratio.ravel()
+    if isinstance(flat, Foreign):
+        chosen = _largest(flat, tally.floor)
+    else:
+        chosen = np.flatnonzero(flat > tally.floor)
+        if chosen.size > WORST_POINTS:
+            least = np.partition(flat[chosen], -WORST_POINTS)[-WORST_POINTS]  # of equal ones the first
+            above, equal = chosen[flat[chosen] > least], chosen[flat[chosen] == least]
+            chosen = np.sort(np.concatenate([above, equal[: WORST_POINTS - above.size]]))
+    assert part.got is not None
+    local = np.unravel_index(chosen, ratio.shape)
+    places = [(k + s.start).tolist() for k, s in zip(local, part.index, strict=True)]
+    values = [np.asarray(a[local]).tolist() for a in (part.reference, part.got, part.classes[-1][0])]
+    return list(map(Point, zip(*places, strict=True), *values, np.asarray(flat[chosen]).tolist()))
 
 
 def _largest(flat: Foreign, floor: float) -> Array:
@@ -183,24 +193,3 @@ def _largest(flat: Foreign, floor: float) -> Array:
         found.append(place)
         flat[place] = 0.0
     return np.array(found, int)
-
-
-def _remember(worst: list[Point], part: Part, error: Array, bound: Array, ratio: Array) -> None:
-    """Merge a block's largest ratios into the list of worst points."""
-    floor = _floor(worst)
-    flat = ratio.ravel()
-    if isinstance(flat, Foreign):
-        chosen = _largest(flat, floor)
-    else:
-        chosen = np.flatnonzero(flat > floor)
-        if chosen.size > WORST_POINTS:
-            least = np.partition(flat[chosen], -WORST_POINTS)[-WORST_POINTS]  # of equal ones the first
-            above, equal = chosen[flat[chosen] > least], chosen[flat[chosen] == least]
-            chosen = np.sort(np.concatenate([above, equal[: WORST_POINTS - above.size]]))
-    assert part.got is not None
-    local = np.unravel_index(chosen, ratio.shape)
-    places = [(k + s.start).tolist() for k, s in zip(local, part.index, strict=True)]
-    values = [np.asarray(a[local]).tolist() for a in (part.reference, part.got, bound)]
-    worst += map(Point, zip(*places, strict=True), *values, np.asarray(flat[chosen]).tolist())
-    worst.sort(key=lambda point: -point.ratio)
-    del worst[WORST_POINTS:]
