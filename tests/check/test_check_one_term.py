@@ -60,5 +60,5 @@ def test_deviations_of_0_and_of_no_place_say_nothing():
     other = np.random.default_rng(1).normal(size=16)
     for deviations in (np.zeros(16), other, np.full(16, np.nan)):
         assert one_term(by_place, "mean", {"saved_mean": deviations}, 1e-12) == {}
-    z, _ = by_place.at(np.array([700]))
-    assert "image 0, element 700" in one_term(by_place, "mean", {"saved_mean": -z[:, 0]}, 1e-12)["saved_mean"]
+    deviations = -np.array([by_place.channel(number)[0][700] for number in range(16)])
+    assert "image 0, element 700" in one_term(by_place, "mean", {"saved_mean": deviations}, 1e-12)["saved_mean"]

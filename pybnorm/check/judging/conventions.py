@@ -94,18 +94,16 @@ class Given:
     inverse: Array
     scale: Array
     bias: Array
-    variance: Array | None = None
+    variance: Any = None
     """Biased; None where the inverse standard deviation is given."""
-    old_mean: Array | None = None
-    old_variance: Array | None = None
-    own: tuple[Array, Array] | None = None
-    """Mean and variance of x, where statistics are given."""
-    dscale: Array | None = None
-    dbias: Array | None = None
-    x: Array | None = None
-    dy: Array | None = None
-    fields: Sequence[tuple[str, Array, Array]] = ()
-    """Mean and variance over other axes, at the elements, with their names."""
+    old_mean: Any = None
+    old_variance: Any = None
+    dscale: Any = None
+    dbias: Any = None
+    x: Any = None
+    dy: Any = None
+    others: Sequence[tuple[str, str, Array, Array]] = ()
+    """Mean and variance over other axes, at the elements, or those of x where others are given: text and switch."""
 
     @property
     def bessel(self) -> float:
@@ -138,10 +136,9 @@ def convention_of(expected: Expected, output: str, got: Array) -> Convention | N
 
 
 class Evidence:
-    """The results and the correct ones; conventions are weighed against both.
+    """The results, the correct ones and how far off they may be, against which conventions are weighed.
 
-    `got`, `right` and `allowed`, of shape (statistics, places), are what came, what is correct, and how far off it may
-    be; `rounding` is that of what is stored, the least that an error is counted as.
+    `rounding` is that of what is stored, the least that an error is counted as.
     """
 
     def __init__(self, got: Array, right: Array, allowed: Array, rounding: float) -> None:
@@ -239,7 +236,8 @@ class _Seen:
         if not problem.recomputes and small:
             axis = 1 if problem.mode != Mode.PER_ACTIVATION else tuple(range(1, len(problem.dims)))
             own = reference.stats(inputs.x, epsilon=0.0, axis=axis)
-            found.own = self.columns(own.mean), self.columns(own.variance)
+            text = "x's own statistics in place of those that are given"
+            found.others = [(text, EVALUATION, self.columns(own.mean), self.columns(own.variance))]
         for name in ("dscale", "dbias"):
             if name in expected.outputs:
                 setattr(found, name, self.columns(expected.outputs[name]))
@@ -247,11 +245,11 @@ class _Seen:
             found.x = self.columns(picked.x)
             found.dy = None if picked.dy is None else self.columns(picked.dy)
             if problem.recomputes and small:
-                found.fields = list(self._fields())
+                found.others = list(self._fields())
         return found
 
-    def _fields(self) -> Iterator[tuple[str, Array, Array]]:
-        """Mean and variance over other axes, at the elements, with their names."""
+    def _fields(self) -> Iterator[tuple[str, str, Array, Array]]:
+        """Mean and variance over other axes, at the elements."""
         expected, shape = self.expected, self.expected.inputs.x.shape
         own = (0,) if expected.problem.mode == Mode.PER_ACTIVATION else (0, *range(2, len(shape)))
         by_axes = {axes(len(shape)): text for text, axes in reversed(_AXES.items())}
@@ -262,7 +260,7 @@ class _Seen:
                 x = on_host(expected.inputs.x).astype(np.float64)
                 expected.made[over] = x.mean(axis=over, keepdims=True), x.var(axis=over, keepdims=True)
             mean, variance = (self.columns(self.picked(np.broadcast_to(a, shape))) for a in expected.made[over])
-            yield text, mean, variance
+            yield text, AXIS, mean, variance
 
     def candidates(self) -> Iterator[Made]:
         """The output as each convention makes it that may be within its bound, blended."""
@@ -341,10 +339,9 @@ def _epsilons(epsilon: float) -> Iterator[tuple[str, str, float]]:
     words = {10: "10 times", 100: "100 times", 0.1: "a tenth of", 0.01: "a hundredth of"}
     ways = [(f"epsilon is {value:g}, not {epsilon:g}", where, value) for value, where in DEFAULTS.items()]
     for times, word in words.items():
-        value = epsilon * times
-        ways.append((f"epsilon is {word} what it should be: {value:g}, not {epsilon:g}", "", value))
-    ways.append(("epsilon is missing", "", 0.0))
-    ways.append((f"epsilon is added twice: {2 * epsilon:g}", "", 2 * epsilon))
+        text = f"epsilon is {word} what it should be: {epsilon * times:g}, not {epsilon:g}"
+        ways.append((text, "", epsilon * times))
+    ways += [("epsilon is missing", "", 0.0), (f"epsilon is added twice: {2 * epsilon:g}", "", 2 * epsilon)]
     seen = [epsilon]
     for way in ways:
         if not any(math.isclose(way[2], other, rel_tol=1e-6) for other in seen):
@@ -386,18 +383,16 @@ def _spreads(g: Given) -> list[_Way]:
 def _statistics(g: Given) -> list[_Way]:
     """Mean and inverse standard deviation that y or dx is made with."""
     zero, v, epsilon = np.zeros_like(g.mean), g.variance, g.problem.epsilon
-    others = [(text, AXIS, mean, variance) for text, mean, variance in g.fields]
+    others = [*g.others]
     if v is not None:
         rms = "the mean is not subtracted, and the mean square is the variance (RMS norm)"
         others.append((rms, "", zero, v + g.mean**2))
-    if g.old_mean is not None and g.old_variance is not None and v is not None:
+    if g.old_mean is not None:
         text = "training normalizes by the running statistics"
         others.append((text, EVALUATION, g.old_mean, g.old_variance))
         mean = g.updated(g.old_mean, g.mean)
         for word, c in (("", g.bessel), (", biased", 1.0)):
             others.append((f"{text} after their update{word}", "", mean, g.updated(g.old_variance, c * v)))
-    if g.own is not None:
-        others.append(("x's own statistics in place of those that are given", EVALUATION, *g.own))
     return [
         *((text, switch, g.mean, inverse) for text, switch, inverse in _spreads(g)),
         ("the mean is not subtracted", "", zero, g.inverse),
@@ -433,7 +428,6 @@ def _affine(g: Given) -> list[_Way]:
 
 def _y(g: Given) -> list[_Block]:
     def made(g: Given, mean: Array, inverse: Array, scale: Array, bias: Array) -> Array:
-        assert g.x is not None
         return scale * ((g.x - mean) * inverse) + bias
 
     statistics, affine = _statistics(g), _affine(g)
@@ -447,8 +441,6 @@ def _y(g: Given) -> list[_Block]:
 
 def _terms(g: Given) -> list[_Way]:
     """The factors of the means of dy and of dy x_hat in the gradient of x."""
-    if g.dscale is None or g.dbias is None:
-        return [("", "", 1.0, 1.0)]
     m, r = float(g.problem.m), g.inverse
     return [
         ("", "", 1.0, 1.0),
@@ -468,10 +460,6 @@ def _terms(g: Given) -> list[_Way]:
 
 def _dx(g: Given) -> list[_Block]:
     def made(g: Given, inverse: Any, centre: Any, along: Any, scale: Array) -> Array:
-        assert g.x is not None
-        assert g.dy is not None
-        if g.dscale is None or g.dbias is None:
-            return scale * inverse * g.dy
         projection = along * (g.dscale * (inverse / g.inverse) / g.problem.m)
         inner = g.dy - centre * (g.dbias / g.problem.m) - (g.x - g.mean) * inverse * projection
         return scale * inverse * inner
@@ -486,8 +474,6 @@ def _dx(g: Given) -> list[_Block]:
 
 
 def _dscale(g: Given) -> list[_Block]:
-    if g.dscale is None or g.dbias is None:
-        return []
     d, b, r = g.dscale, g.dbias, g.inverse
     forms: list[_Way] = [
         ("", "", d),
@@ -506,8 +492,6 @@ def _dscale(g: Given) -> list[_Block]:
 
 
 def _dbias(g: Given) -> list[_Block]:
-    if g.dscale is None or g.dbias is None:
-        return []
     b = g.dbias
     return _alone(
         ("", "", b),
@@ -603,7 +587,7 @@ def _running_mean(g: Given) -> list[_Block]:
 
 
 def _running_variance(g: Given) -> list[_Block]:
-    if g.old_mean is None or g.old_variance is None or g.variance is None:
+    if g.old_mean is None:
         return []
     v, c, takes = g.variance, g.bessel, "running_variance takes the"
     own, other = c * v, (f"{takes} biased variance (a sum over m, not m - 1)", BIASED, v)
@@ -657,32 +641,31 @@ def fitted(expected: Expected, output: str, got: Array) -> str:
         if not seen.usable or seen.given.variance is None:
             return ""
         if output in ("y", "saved_inv_variance"):
-            return _fitted_epsilon(seen, seen.given.variance)
-        return _fitted_factor(seen, seen.given.variance) if output.startswith("running") else ""
+            return _fitted_epsilon(seen.given, seen)
+        return _fitted_factor(seen.given, seen) if seen.given.old_mean is not None else ""
 
 
-def _fitted_epsilon(seen: _Seen, variance: Array) -> str:
-    g, inverse = seen.given, seen.got
-    if g.x is not None:
-        normal = g.scale * (g.x - g.mean)
-        normal = normal - normal.mean(axis=1, keepdims=True)
-        inverse = (normal * seen.got).sum(axis=1, keepdims=True) / (normal**2).sum(axis=1, keepdims=True)
-    epsilon = float(np.median(1 / inverse**2 - variance))
-    made = 1 / np.sqrt(variance + epsilon)
-    if g.x is not None:
-        made = g.scale * (g.x - g.mean) * made + g.bias
+def _fitted_epsilon(g: Given, seen: _Seen) -> str:
+    inverse, normal = seen.got, None if g.x is None else g.scale * (g.x - g.mean)
+    if normal is not None:
+        centred = normal - normal.mean(axis=1, keepdims=True)
+        inverse = (centred * seen.got).sum(axis=1, keepdims=True) / (centred**2).sum(axis=1, keepdims=True)
+    epsilon = float(np.median(1 / inverse**2 - g.variance))
+    made = 1 / np.sqrt(g.variance + epsilon)
+    made = made if normal is None else normal * made + g.bias
     fits = epsilon >= 0 and (np.abs(made - seen.got) <= 4 * seen.allowed).all()
     return f"epsilon={epsilon:.3g} fits" if fits else ""
 
 
-def _fitted_factor(seen: _Seen, variance: Array) -> str:
-    g = seen.given
-    old, kinds = g.old_mean, {"": g.mean}
-    if seen.output == "running_variance":
-        old, kinds = g.old_variance, {"": g.bessel * variance, " with the biased variance": variance}
-    if old is None:
-        return ""
-    for word, own in kinds.items():
+def _fitted_factor(g: Given, seen: _Seen) -> str:
+    kinds = {
+        "running_mean": {"": (g.old_mean, g.mean)},
+        "running_variance": {
+            "": (g.old_variance, g.bessel * g.variance),
+            " with the biased variance": (g.old_variance, g.variance),
+        },
+    }
+    for word, (old, own) in kinds.get(seen.output, {}).items():
         apart = own - old
         factor = float(((seen.got - old) * apart).sum() / (apart**2).sum())
         if (np.abs(factor * own + (1 - factor) * old - seen.got) <= 4 * seen.allowed).all():

@@ -21,7 +21,7 @@ from pybnorm.check.language import activations
 from pybnorm.check.language.data import round_to
 from pybnorm.enums import Mode, Operation
 from pybnorm.reference.blocks import reduce_in_threads
-from pybnorm.reference.namespaces import Array
+from pybnorm.reference.namespaces import Array, on_host
 
 if TYPE_CHECKING:
     from pybnorm.check.judging.bounds import Expected
@@ -45,17 +45,20 @@ class Rows:
         with np.errstate(all="ignore"):
             good = np.isfinite(mean + variance) & (variance > 0)
         chosen = np.flatnonzero(good)
-        self.chosen = (
-            chosen[np.linspace(0, len(chosen) - 1, min(CHANNELS, len(chosen))).astype(int)] if len(chosen) else chosen
-        )
+        self.chosen = chosen[some_of(len(chosen), CHANNELS)]
         self.mean, self.deviation = mean[self.chosen], np.sqrt(variance[self.chosen])
 
-    def at(self, places: Array) -> tuple[Array, Array | None]:
-        """z and dy at `places` of every channel: (channels, places)."""
-        image, inside = places // self.inner, places % self.inner
-        channels = self.chosen[:, None]
-        z = (self.x[image, channels, inside].astype(np.float64) - self.mean[:, None]) / self.deviation[:, None]
-        return z, None if self.dy is None else self.dy[image, channels, inside].astype(np.float64)
+    def channel(self, number: int) -> tuple[Array, Array | None]:
+        """z and dy of one of the channels."""
+        x, dy = (None if a is None else on_host(a[:, self.chosen[number]]).ravel() for a in (self.x, self.dy))
+        assert x is not None
+        z = (x.astype(np.float64) - self.mean[number]) / self.deviation[number]
+        return z, None if dy is None else dy.astype(np.float64)
+
+
+def some_of(count: int, most: int) -> Array:
+    """At most so many places of `count`, evenly, with both ends."""
+    return np.linspace(0, count - 1, min(most, count)).astype(int)
 
 
 def own_moments(expected: Expected) -> tuple[Array, Array]:
@@ -72,10 +75,7 @@ _SUMS = {"dscale": "dscale", "dbias": "dbias", "sum_dy": "dbias", "sum_dy_xmu": 
 
 
 def measured(expected: Expected, output: str, got: Array) -> dict[str, Array]:
-    """D of every sum that `output` tells of, by channel: mean, variance, dbias, dscale.
-
-    In units of the standard deviation, of the variance, of dy and of dy * x_hat.
-    """
+    """D of every sum that `output` tells of, by channel, in units of sigma, the variance, dy or dy * x_hat."""
     problem = expected.problem
     m, epsilon = problem.m, problem.epsilon
     with np.errstate(all="ignore"):
@@ -85,9 +85,8 @@ def measured(expected: Expected, output: str, got: Array) -> dict[str, Array]:
             return _fitted(expected, output, got)
         right, values = expected.outputs[output].ravel(), got.astype(np.float64).ravel()
         alpha, beta, prior = expected.blend(output)
-        if beta:
-            assert prior is not None
-            values = values - beta * prior.astype(np.float64).ravel()
+        if beta and prior is not None:
+            values = values - beta * prior.ravel()
         values = values / alpha if alpha else np.full_like(values, np.nan)
         if output in _SUMS:
             unit = expected.statistics[1].ravel() if output == "sum_dy_xmu" else 1.0
@@ -95,10 +94,9 @@ def measured(expected: Expected, output: str, got: Array) -> dict[str, Array]:
         variance = own_moments(expected)[1]
         if output == "saved_mean":
             return {"mean": (values - right) * m / np.sqrt(variance)}
-        if output == "saved_inv_variance" and problem.saves_variance:
-            return {"variance": (values / variance - 1) * m}
         if output == "saved_inv_variance":
-            return {"variance": ((1 / values**2 - epsilon) / variance - 1) * m}
+            saved = values if problem.saves_variance else 1 / values**2 - epsilon
+            return {"variance": (saved / variance - 1) * m}
         if output == "running_mean":
             return {"mean": (values - right) / problem.factor * m / np.sqrt(variance)}
         return {"variance": (values - right) / problem.factor * m / problem.correction / variance}
@@ -161,7 +159,7 @@ def least_squares(expected: Expected, output: str, got: Array, rounded: bool) ->
 def _fitted(expected: Expected, output: str, got: Array) -> dict[str, Array]:
     """Say how far the statistics or sums are off that y or dx was made with, by least squares over its elements."""
     fit, m = least_squares(expected, output, got, rounded=True), expected.problem.m
-    gain = expected.blend(output)[0] * expected.inputs.scale.astype(np.float64)
+    gain = expected.blend(output)[0] * expected.wide("scale")
     if output == "dx":
         gain = gain * expected.statistics[1] / m
         return {"dbias": (-fit.offset / gain).ravel(), "dscale": (-fit.slope / gain).ravel()}

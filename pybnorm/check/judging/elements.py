@@ -54,18 +54,18 @@ class _Fitted(Expected):
 
     def __init__(self, expected: Expected, output: str, got: Array) -> None:
         vars(self).update(vars(expected))
-        problem, inputs, p = expected.problem, expected.inputs, expected.precision
+        problem, p = expected.problem, expected.precision
         mean, inverse = expected.statistics
         fit = least_squares(expected, output, got, rounded=False)
         first, second = fit.first, fit.second
-        size, scale, u = np.abs(inverse), inputs.scale.astype(np.float64), p.u
+        size, scale, u = np.abs(inverse), self.wide("scale"), p.u
         gain = scale if output == "y" else scale * inverse
         slope, offset = (np.where(gain == 0, 0.0, a / gain) for a in (fit.slope, fit.offset))
         normal, gain = np.sqrt(second), np.abs(gain)
         if output == "y":
             self._inverse = inverse * (1 + slope)
             self._mean = mean - offset / self._inverse
-            bias = np.abs(inputs.need("bias").astype(np.float64))
+            bias = np.abs(self.wide("bias"))
             result = gain * normal + bias
             error = 4 * u * (gain * (normal + 2 * np.abs(mean) * size) + bias)
         else:
@@ -83,16 +83,15 @@ class _Fitted(Expected):
         self.deviations = lambda tier: Deviations(none, none, none, none.astype(bool))
 
     def _weights(self, output: str, tier: Tier, lost: Array) -> tuple[Array, ...]:
-        p, problem, inputs = self.precision, self.problem, self.inputs
-        size, scale = np.abs(self._inverse), inputs.scale.astype(np.float64)
+        p, size, scale = self.precision, np.abs(self._inverse), self.wide("scale")
         none = np.zeros_like(size)
         if output == "y":
-            bias = inputs.need("bias").astype(np.float64)
-            first, slope, *others = forward_weights(self._mean, size, scale, bias, (none + p.tiny, none), p.u)
+            off = none + p.tiny, none
+            first, slope, *others = forward_weights(self._mean, size, scale, self.wide("bias"), off, p.u)
         else:
-            dscale, dbias = self._parameters["dscale"], self._parameters["dbias"]
+            sums = self._parameters["dscale"], self._parameters["dbias"]
             errors = none + p.tiny, none, none, np.where(lost, np.inf, none)
             first, slope, *others = backward_weights(
-                self._mean, size, scale, dscale, dbias, errors, problem.m, p.u, tier.one_pass
+                self._mean, size, scale, *sums, errors, self.problem.m, p.u, tier.one_pass
             )
         return first + self._room[0], slope + self._room[1], *others

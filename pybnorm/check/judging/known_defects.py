@@ -1,8 +1,7 @@
 """Finds the known defects of a library that explain a verdict.
 
-A known defect explains a verdict and does not excuse it: the case stays FAIL and only names the defect. The table is
-`pybnorm.defects`; tests run each entry's case on its library and fail when the defect no longer shows in a version that
-the entry names, so that no entry outlives what it describes; of other versions they say whether it was seen.
+A known defect explains a verdict and does not excuse it: the case stays FAIL and only names the defect. Tests run the
+case of each entry of `pybnorm.defects` on its library and fail when it no longer shows in a version that it names.
 """
 
 from __future__ import annotations
@@ -18,19 +17,12 @@ STATUSES = {Effect.WRONG: Status.FAIL, Effect.FAILS: Status.BUILD_FAILED, Effect
 """What a defect's effect makes of a case."""
 CHAINS = "sums in chains"
 """In the judge's note on an output that is CHAIN."""
-
-
 _SUMS = {"sum_dy": "dbias", "sum_dy_xmu": "dscale"}
 """Outputs of backward_reduce, which are those of a backward call."""
 
 
 def makes(defect: Defect, status: Status) -> bool:
-    """Say whether a case of `status` may be its doing.
-
-    Long chains of sums are CHAIN, whatever is said of their effect. A weakness also explains INCONCLUSIVE: an error so
-    large that the bound of its kind says nothing any more; and FAIL, where the judge's note has to say that the error
-    is of its kind and no larger.
-    """
+    """Say whether a case of `status` may be its doing; a weakness's FAIL needs a note of its kind."""
     if defect.note == CHAINS:
         return status == Status.CHAIN
     if defect.effect == Effect.WEAK:
@@ -59,8 +51,7 @@ def explain(
 ) -> list[Defect]:
     """The known defects that together explain a case, or an empty list where something is left unexplained.
 
-    Every output with the case's status needs an explanation. `message` is that of a call that failed, without verdicts.
-    `build` of the library and the name of the `device` are "" where they are not known.
+    `message` is that of a call that failed, without verdicts; `build` of the library and `device` may be unknown, "".
     """
     exact = sums_are_exact(problem)
     call = Call(*(getattr(problem, name) for name in Call._fields[:-1]))._replace(device=device)
@@ -71,7 +62,5 @@ def explain(
     ]
     if not verdicts:
         return [d for d in candidates if not d.outputs and d.note in message]
-    wrong = [v for v in verdicts if v.status == status]
-    used = [d for d in candidates if any(covers(d, v) for v in wrong)]
-    complete = wrong and all(any(covers(d, v) for d in used) for v in wrong)
-    return used if complete else []
+    causes = [[d for d in candidates if covers(d, v)] for v in verdicts if v.status == status]
+    return [d for d in candidates if any(d in some for some in causes)] if all(causes) else []

@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from pybnorm.check.judging.deviations import Rows
-from pybnorm.reference.namespaces import Array, on_host
+from pybnorm.check.judging.deviations import Rows, some_of
+from pybnorm.reference.namespaces import Array
 
 CHANNELS = 32
 """Channels that are looked at."""
@@ -39,11 +39,8 @@ _EITHER = {"first": slice(None), "last": slice(None, None, -1)}
 
 
 def one_term(rows: Rows, name: str, found: Mapping[str, Array], level: float) -> dict[str, str]:
-    """Outputs whose deviations of a sum, by channel, are the terms of one place or of an end, and which.
-
-    `level` is the probability that a correct kernel is taken for one that is wrong by chance.
-    """
-    picked = np.linspace(0, len(rows.chosen) - 1, min(CHANNELS, len(rows.chosen))).astype(int)
+    """Outputs whose deviations of a sum are the terms of a place or an end, and which; by chance at `level`."""
+    picked = some_of(len(rows.chosen), CHANNELS)
     own = {output: values[rows.chosen[picked]] for output, values in found.items()}
     own = {output: values for output, values in own.items() if np.isfinite(values).all()}
     if not own or rows.m > LONGEST or len(picked) < LEAST:
@@ -107,13 +104,11 @@ def _ratio(points: Array, size: float) -> tuple[float, int]:
 
 def _terms(rows: Rows, name: str, number: int) -> tuple[Array, tuple[float, ...]]:
     """A channel's terms of a sum, and what a kernel that leaves one out may add to it."""
-    channel, mean, deviation = rows.chosen[number], rows.mean[number], rows.deviation[number]
-    z = (on_host(rows.x[:, channel]).ravel().astype(np.float64) - mean) / deviation
-    kappa = float(mean / deviation)
+    z, dy = rows.channel(number)
+    kappa = float(rows.mean[number] / rows.deviation[number])
     if name == "mean":
         return z, (0.0, kappa)  # divided by m - 1, or by m
     if name == "variance":
         return z * z, (0.0, -1.0, -kappa * kappa)  # by m, by m - 1, or x taken for 0
-    assert rows.dy is not None
-    dy = on_host(rows.dy[:, channel]).ravel().astype(np.float64)
+    assert dy is not None
     return (dy if name == "dbias" else dy * z), (0.0,)

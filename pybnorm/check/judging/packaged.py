@@ -1,7 +1,6 @@
 """Cases of the packaged suites, which notice a change of each of their inputs, so that it is not computed again.
 
-`untrusted` is a function of a case alone, and of none of its options that say how it is called (`_HOW`).
-tests/check/test_check_packaged.py computes it for every case of `SUITES` and finds nothing.
+tests/check/test_check_packaged.py computes `untrusted`, which depends on no option of `_HOW`, for every one of them.
 """
 
 from __future__ import annotations
@@ -48,4 +47,4 @@ def case_key(problem: Problem) -> tuple[object, ...]:
 
 @functools.cache
 def _keys(suite: str) -> frozenset[tuple[object, ...]]:
-    return frozenset(case_key(problem) for problem in load_suite(suite))
+    return frozenset(map(case_key, load_suite(suite)))

@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pybnorm.check.judging.bounds.classes import LONG
-from pybnorm.check.judging.deviations import Rows, measured, own_moments
+from pybnorm.check.judging.deviations import Rows, measured, own_moments, some_of
 from pybnorm.check.judging.one_term import RANDOM, one_term
 from pybnorm.check.language.data import sums_are_exact
 from pybnorm.check.language.problem import FILE, Problem
 from pybnorm.enums import Operation
-from pybnorm.reference.namespaces import Array, on_host
+from pybnorm.reference.namespaces import Array
 
 if TYPE_CHECKING:
     from pybnorm.check.judging.bounds import Expected
@@ -45,18 +45,8 @@ EXPLAINED = 0.75
 """Share of a squared deviation that another must explain to be its cause."""
 REACH = {"mean": 64.0, "dbias": 32.0, "dscale": 32.0}
 """How many times the size of roundings a sum may be off."""
-_SUMS = {
-    "saved_mean": ("mean",),
-    "running_mean": ("mean",),
-    "y": ("mean",),
-    "dbias": ("dbias",),
-    "sum_dy": ("dbias",),
-    "dscale": ("dscale",),
-    "sum_dy_xmu": ("dscale",),
-    "dx": ("dbias", "dscale"),
-}
-"""Outputs, and the sums that they tell of."""
 _FOLLOW = ("y", "dx", "running_mean")
+"""Outputs whose elements have roundings of their own beside those of the sums that they are made with."""
 _LEAST = 0.15
 """Terms of a sum that are never too many."""
 _PLACES = 512
@@ -93,7 +83,7 @@ def beyond(expected: Expected, outputs: Mapping[str, Array]) -> Beyond:
     gradient = _size(rows)
     wrong: dict[str, tuple[str, Array]] = {}
     deviations = {name: measured(expected, name, got) for name, got in outputs.items() if _shows(expected, name)}
-    for output, name in ((o, n) for o in deviations for n in _SUMS.get(o, ()) if n in deviations[o]):
+    for output, name in ((o, n) for o, own in deviations.items() for n in own if n in REACH):
         size = 1.0 if name == "mean" else gradient
         with np.errstate(all="ignore"):
             value = np.abs(_value(expected, name))
@@ -145,9 +135,8 @@ _LEAST_FACTOR, _FEWEST_MEANS = 32.0, 8
 def factors(expected: Expected, outputs: Mapping[str, Array]) -> dict[str, str]:
     """Outputs whose means are multiplied by one factor, such as a wrong 1/m, on data whose sums are exact.
 
-    A factor deviates alike in all channels, by many units in the last place; Welford's recurrence, which may be as far
-    off, does not. The deviations are held against the means: Student's t, with at least a unit in the last place as
-    what is left of each.
+    A factor deviates alike in all channels; Welford's recurrence, which may be as far off, does not. The deviations are
+    held against the means: Student's t, with at least a unit in the last place as what is left of each.
     """
     found: dict[str, str] = {}
     problem = expected.problem
@@ -157,8 +146,8 @@ def factors(expected: Expected, outputs: Mapping[str, Array]) -> dict[str, str]:
     own = rows.mean != 0
     kappa, unit = (rows.mean / rows.deviation)[own], expected.precision.u * rows.m
     count, size = len(kappa), float(kappa @ kappa)
-    names = [name for name in outputs if "mean" in _SUMS.get(name, ()) and (name != "running_mean" or problem.factor)]
-    for name in names if count >= _FEWEST_MEANS else ():
+    names = ("saved_mean", "y", *(("running_mean",) if problem.factor else ()))
+    for name in [n for n in outputs if n in names] if count >= _FEWEST_MEANS else ():
         d = measured(expected, name, outputs[name])["mean"][rows.chosen][own]
         slope = float(d @ kappa) / size
         if not abs(slope) >= _LEAST_FACTOR * unit:  # NaN is no factor
@@ -181,10 +170,8 @@ def _asked(problem: Problem) -> bool:
 
 def _in_no_order(rows: Rows) -> bool:
     """Say whether partial sums in the order of a file's data stay small, too: sorted data would not."""
-    for number in np.linspace(0, len(rows.chosen) - 1, min(_CHANNELS, len(rows.chosen))).astype(int):
-        channel = rows.chosen[number]
-        z = (on_host(rows.x[:, channel]).ravel().astype(np.float64) - rows.mean[number]) / rows.deviation[number]
-        dy = None if rows.dy is None else on_host(rows.dy[:, channel]).ravel().astype(np.float64)
+    for number in some_of(len(rows.chosen), _CHANNELS):
+        z, dy = rows.channel(number)
         if dy is not None and len(np.unique(dy[:_PLACES])) < _DISTINCT:
             return False  # of equal terms all roundings are of one sign
         for terms in (z,) if dy is None else (dy - dy.mean(), dy * z - (dy * z).mean()):
@@ -196,37 +183,36 @@ def _in_no_order(rows: Rows) -> bool:
 
 def _size(rows: Rows) -> float:
     """Root mean square of dy, in the channel where it is largest; 1 where there is none."""
-    _, dy = rows.at(np.random.default_rng(5).integers(0, rows.m, _PLACES))
-    return 1.0 if dy is None else math.sqrt(float((dy * dy).mean(axis=1).max()))
+    if rows.dy is None:
+        return 1.0
+    image, inside = np.divmod(np.random.default_rng(5).integers(0, rows.m, _PLACES), rows.inner)
+    dy = rows.dy[image, rows.chosen[:, None], inside].astype(np.float64)
+    return math.sqrt(float((dy * dy).mean(axis=1).max()))
 
 
 def _value(expected: Expected, name: str) -> Array:
     """A sum, as `measured` counts its deviation."""
-    if name == "mean":
-        mean, variance = own_moments(expected)
-        return mean * expected.problem.m / np.sqrt(variance)
-    sums = expected.outputs
-    if name in sums:
-        return sums[name].ravel()
-    return sums["sum_dy"].ravel() if name == "dbias" else sums["sum_dy_xmu"].ravel() * expected.statistics[1].ravel()
+    if name != "mean":
+        return expected.outputs[name].ravel()
+    mean, variance = own_moments(expected)
+    return mean * expected.problem.m / np.sqrt(variance)
 
 
 def _own(expected: Expected, output: str, size: float) -> Array | float:
     """Say how far the roundings of an output's own elements may seem to move the sum."""
     problem, p = expected.problem, expected.precision
-    if output not in ("y", "dx", "running_mean"):
+    if output not in _FOLLOW:
         return 0.0
     mean, variance = own_moments(expected)
     kappa = np.abs(mean) / np.sqrt(variance)
     if output == "running_mean":
-        old = np.abs(expected.inputs.need("mean").astype(np.float64).ravel())
-        kept = abs(1 - problem.factor) * old / (problem.factor * np.sqrt(variance))
+        kept = abs(1 - problem.factor) * np.abs(expected.wide("mean").ravel()) / (problem.factor * np.sqrt(variance))
         return problem.m * (3 * p.u + p.u_param) * (kept + kappa)
-    scale = np.abs(expected.inputs.scale.astype(np.float64).ravel())
+    scale = np.abs(expected.wide("scale").ravel())
     rounded = 2 * p.u_out + (4 if output == "y" else 10) * p.u * (1 + 2 * kappa)
     if output == "y":
-        bias = np.abs(expected.inputs.need("bias").astype(np.float64).ravel())
-        rounded = rounded * (1 + bias / scale) * np.sqrt((variance + problem.epsilon) / variance)
+        rounded = rounded * (1 + np.abs(expected.wide("bias").ravel()) / scale)
+        rounded = rounded * np.sqrt((variance + problem.epsilon) / variance)
     return 2 * problem.m * size * rounded + 0 / scale
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from pybnorm import _arguments, _files
-from pybnorm._arrays import as_buffer, numpy_dtype
-from pybnorm.check.judging.bounds import Expected, expect, judge
+from pybnorm._arrays import as_buffer
+from pybnorm.check.judging.bounds import expect, judge
 from pybnorm.check.judging.conventions import alike, convention_of, fitted
 from pybnorm.check.judging.standalone import as_numpy
 from pybnorm.check.language.data import Inputs, round_to
@@ -139,8 +139,12 @@ def which_convention(
     training = _arguments.boolean(training, "training")
     if x is None:
         raise ArgumentTypeError("x", None, "an array")
-    call = _Call({n: _numpy(n, a) for n, a in given.items() if a is not None}, axis)
-    results = [n for n in RESULTS if n in call.arrays]
+    for name, array in given.items():
+        if array is not None:
+            given[name] = as_numpy(name, array)
+            as_buffer(given[name], name)  # refuses what are no floating-point numbers
+    arrays = _by_channel({n: a for n, a in given.items() if a is not None}, axis)
+    results = [n for n in RESULTS if n in arrays]
     if not results:
         raise ArgumentError("results", "none", " | ".join(RESULTS))
     backward = [n for n in results if n in ("dx", "dscale", "dbias")]
@@ -148,77 +152,68 @@ def which_convention(
     if not training and forward not in ([], ["y"]):
         raise ArgumentError("training", False, f"True with {' and '.join(n for n in forward if n != 'y')}")
     operation = Operation.FORWARD_TRAINING if training else Operation.FORWARD_INFERENCE
-    found = call.fits(operation, forward, epsilon, factor) if forward else []
-    return found + (call.fits(Operation.BACKWARD, backward, epsilon, factor) if backward else [])
+    found = [*_fits(arrays, operation, forward, epsilon, factor)] if forward else []
+    return found + ([*_fits(arrays, Operation.BACKWARD, backward, epsilon, factor)] if backward else [])
 
 
-class _Call:
-    """Arrays with the channels on axis 1."""
-
-    def __init__(self, arrays: Mapping[str, Array], axis: int) -> None:
-        x = arrays["x"]
-        if x.ndim < 2:
-            raise ArgumentError("x", f"rank {x.ndim}", "rank 2 at least: images and channels")
-        axis = _arguments.integer(axis, "axis", low=-x.ndim, high=x.ndim - 1) % x.ndim
-        self.dims = np.moveaxis(x, axis, 1).shape
-        self.parameter_dims = (1, self.dims[1], *(1,) * (len(self.dims) - 2))
-        self.dtype = _data_type(x, "x")
-        self.kind = np.float64 if self.dtype == DataType.FLOAT64 else np.float32
-        self.arrays: dict[str, Array] = {}
-        for name, array in arrays.items():
-            if name in ("x", "y", "dy", "dx"):
-                if array.shape != x.shape:
-                    raise ArgumentError(name, f"shape {array.shape}", f"that of x, {x.shape}")
-                self.arrays[name] = round_to(np.moveaxis(array, axis, 1).astype(np.float64), self.dtype)
-            elif array.size != self.dims[1]:
-                raise ArgumentError(name, f"shape {array.shape}", f"{self.dims[1]} elements, one for each channel")
-            else:
-                self.arrays[name] = array.reshape(self.parameter_dims).astype(self.kind)
-
-    def fits(self, operation: Operation, results: list[str], epsilon: float, factor: float) -> list[Fit]:
-        """The convention of each result of one operation."""
-        backward, arrays = operation == Operation.BACKWARD, self.arrays
-
-        def vector(name: str, default: float) -> Array:
-            return arrays.get(name, np.full(self.parameter_dims, default, self.kind))
-
-        statistics = ("running_mean", "running_variance")
-        needed = ["dy"] if backward else [n for n in statistics if f"new_{n}" in results]
-        if operation == Operation.FORWARD_INFERENCE:
-            needed = [*statistics]
-        if missing := [n for n in needed if n not in arrays]:
-            raise ArgumentError(missing[0], None, f"an array: {' and '.join(results)} follow from it")
-        running = any(n in arrays for n in statistics)
-        problem = Problem(operation, Mode.SPATIAL, self.dtype, self.dims, fill="randn", eps=epsilon)
-        if operation == Operation.FORWARD_TRAINING:
-            problem = dataclasses.replace(problem, factor=factor, running=running)
-        elif backward:
-            problem = dataclasses.replace(problem, saved=False)
-        none = np.full(self.dims, np.nan, numpy_dtype(self.dtype))
-        inputs = Inputs(arrays["x"], vector("scale", 1.0), bias=vector("bias", 0.0), prior=none)
-        if backward:
-            inputs.dy = arrays["dy"]
-            inputs.prior_scale = inputs.prior_bias = np.full(self.parameter_dims, np.nan, self.kind)
-        elif running:
-            inputs.mean, inputs.variance = vector("running_mean", 0.0), vector("running_variance", 1.0)
-        expected = expect(problem, inputs)
-        return [_fit(expected, name, RESULTS[name], arrays[name]) for name in results]
+def _by_channel(arrays: Mapping[str, Array], axis: int) -> dict[str, Array]:
+    """Arrays with the channels on axis 1, those of x's shape rounded to its dtype."""
+    x = arrays["x"]
+    if x.ndim < 2:
+        raise ArgumentError("x", f"rank {x.ndim}", "rank 2 at least: images and channels")
+    axis = _arguments.integer(axis, "axis", low=-x.ndim, high=x.ndim - 1) % x.ndim
+    dtype = _data_type(x, "x")
+    found: dict[str, Array] = {}
+    for name, array in arrays.items():
+        if name in ("x", "y", "dy", "dx"):
+            if array.shape != x.shape:
+                raise ArgumentError(name, f"shape {array.shape}", f"that of x, {x.shape}")
+            found[name] = round_to(np.moveaxis(array, axis, 1).astype(np.float64), dtype)
+        elif array.size != x.shape[axis]:
+            raise ArgumentError(name, f"shape {array.shape}", f"{x.shape[axis]} elements, one for each channel")
+        else:
+            shape = (1, array.size, *(1,) * (x.ndim - 2))
+            found[name] = array.reshape(shape).astype(np.float64 if dtype == DataType.FLOAT64 else np.float32)
+    return found
 
 
-def _fit(expected: Expected, name: str, output: str, got: Array) -> Fit:
-    verdict = judge(expected, output, got)
-    if verdict.status.correct:
-        return Fit(name, "as defined", verdict.ratio, tuple(alike(expected, output, got)))
-    found = convention_of(expected, output, got)
-    if found is not None:
-        return Fit(name, str(found), verdict.ratio)
-    return Fit(name, "", verdict.ratio, hint=fitted(expected, output, got))
+def _fits(
+    arrays: Mapping[str, Array], operation: Operation, results: list[str], epsilon: float, factor: float
+) -> Iterator[Fit]:
+    """The convention of each result of one operation."""
+    backward, x = operation == Operation.BACKWARD, arrays["x"]
+    vectors, dtype = (1, x.shape[1], *(1,) * (x.ndim - 2)), _data_type(x, "x")
 
+    def vector(name: str, default: float) -> Array:
+        return arrays.get(name, np.full(vectors, default, np.float64 if dtype == DataType.FLOAT64 else np.float32))
 
-def _numpy(name: str, value: Any) -> Array:
-    array = as_numpy(name, value)
-    as_buffer(array, name)  # refuses what are no floating-point numbers
-    return array
+    statistics = ["running_mean", "running_variance"]
+    needed = ["dy"] if backward else [n for n in statistics if f"new_{n}" in results]
+    if operation == Operation.FORWARD_INFERENCE:
+        needed = statistics
+    if missing := [n for n in needed if n not in arrays]:
+        raise ArgumentError(missing[0], None, f"an array: {' and '.join(results)} follow from it")
+    running = any(n in arrays for n in statistics)
+    problem = Problem(operation, Mode.SPATIAL, dtype, x.shape, fill="randn", eps=epsilon)
+    inputs = Inputs(x, vector("scale", 1.0), bias=vector("bias", 0.0), prior=np.full_like(x, np.nan))
+    if operation == Operation.FORWARD_TRAINING:
+        problem = dataclasses.replace(problem, factor=factor, running=running)
+    if backward:
+        problem = dataclasses.replace(problem, saved=False)
+        inputs.dy = arrays["dy"]
+        inputs.prior_scale = inputs.prior_bias = vector("", np.nan)
+    elif running:
+        inputs.mean, inputs.variance = vector("running_mean", 0.0), vector("running_variance", 1.0)
+    expected = expect(problem, inputs)
+    for name in results:
+        output, got = RESULTS[name], arrays[name]
+        verdict = judge(expected, output, got)
+        if verdict.status.correct:
+            yield Fit(name, "as defined", verdict.ratio, tuple(alike(expected, output, got)))
+        elif found := convention_of(expected, output, got):
+            yield Fit(name, str(found), verdict.ratio)
+        else:
+            yield Fit(name, "", verdict.ratio, hint=fitted(expected, output, got))
 
 
 def read_call(path: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from pybnorm.check.judging.bounds import Expected, Status, Tier, Verdict, judge, judge_by, tiers
 from pybnorm.check.judging.bounds.classes import depth
 from pybnorm.check.judging.bounds.where import put
-from pybnorm.check.judging.conventions import Convention, convention_of
+from pybnorm.check.judging.conventions import convention_of
 from pybnorm.check.judging.elements import apart, asked
 from pybnorm.check.judging.roundings import LEVEL, beyond, factors
 from pybnorm.reference.namespaces import Array
@@ -49,70 +49,53 @@ class Record:
     """Of each sum of ordinary data, how far it is off and how far roundings leave it."""
 
 
+_STAYS = ("held against", "elements out of range")
+"""Text in the notes that a convention leaves."""
+_APART = "elements apart from the others: no statistics or sums, however rounded, give all of them"
+
+
 def judge_call(expected: Expected, outputs: Mapping[str, Array], record: Record | None = None) -> dict[str, Verdict]:
-    """The verdict on every output of a call.
+    """The verdict on every output of a call, as stored, in logical order; `record` takes how it was judged.
 
-    Each output is held against its bound (`pybnorm.check.judging.bounds.judge`), elements against the others of their
-    statistic (`pybnorm.check.judging.elements`), and sums of ordinary data against what roundings leave of them
-    (`pybnorm.check.judging.roundings`). What is wrong is held against the conventions of other software
-    (`pybnorm.check.judging.conventions`).
-
-    `outputs`, by the keys of ``expected.outputs``, are as stored, in logical order. `record` takes how it was judged.
+    Each is held against its bound (`bounds.judge`), elements against the others of their statistic (`elements`), sums
+    of ordinary data against roundings (`roundings`), and what is wrong against other software (`conventions`).
     """
     verdicts = {name: judge(expected, name, outputs[name]) for name in expected.outputs}
     _excuse(expected, outputs, verdicts, record or Record())
     for name, verdict in verdicts.items():
         if verdict.status == Status.FAIL and not verdict.wild:
-            _name(verdict, convention_of(expected, name, outputs[name]))
+            convention = convention_of(expected, name, outputs[name])
+            if convention is not None:  # in place of what else might explain the output
+                kept = [note for note in verdict.note.split("; ") if any(word in note for word in _STAYS)]
+                verdict.convention = str(convention)
+                verdict.note = "; ".join([verdict.convention, *kept])
     if not any(v.status == Status.FAIL for v in verdicts.values()):
         for name, note in factors(expected, outputs).items():
-            verdict = verdicts[name]
-            verdict.status, verdict.note = Status.FAIL, "; ".join(filter(None, [note, verdict.note]))
+            _fail(verdicts[name], note)
     held = not any(v.status == Status.FAIL for v in verdicts.values())
     for name, verdict in verdicts.items():
         if verdict.status.correct and asked(expected, name):
-            _look_at_elements(expected, verdict, outputs[name])
+            tally, where = apart(expected, name, outputs[name])
+            verdict.noticed = min(verdict.noticed, tally.noticed)
+            if where is not None:
+                put(verdict, where, expected.problem.strides)
+                verdict.over, verdict.worst = tally.over, tally.worst
+                _fail(verdict, f"{tally.over} {_APART}")
     if held or record is not None:
-        sizes = _hold(expected, outputs, verdicts)
+        found = beyond(expected, outputs)
+        for name, relative in found.noticed.items():
+            verdicts[name].noticed = min(verdicts[name].noticed, relative)
+        for name, note in found.notes.items():
+            if verdicts[name].status != Status.FAIL:
+                _fail(verdicts[name], note)
+                put(verdicts[name], found.over[name].reshape(expected.statistics[0].shape), ())
         if record is not None:
-            record.roundings = sizes
+            record.roundings = found.sizes
     return verdicts
 
 
-_STAYS = ("held against", "elements out of range")
-"""Text in the notes that a convention leaves."""
-
-
-def _name(verdict: Verdict, convention: Convention | None) -> None:
-    """Let a convention explain an output, in place of what else might."""
-    if convention is None:
-        return
-    kept = [note for note in verdict.note.split("; ") if any(word in note for word in _STAYS)]
-    verdict.convention = str(convention)
-    verdict.note = "; ".join([verdict.convention, *kept])
-
-
-def _look_at_elements(expected: Expected, verdict: Verdict, got: Array) -> None:
-    tally, where = apart(expected, verdict.output, got)
-    verdict.noticed = min(verdict.noticed, tally.noticed)
-    if where is not None:
-        put(verdict, where, expected.problem.strides)
-        verdict.status, verdict.over, verdict.worst = Status.FAIL, tally.over, tally.worst
-        note = f"{tally.over} elements apart from the others: no statistics or sums, however rounded, give all of them"
-        verdict.note = "; ".join(filter(None, [note, verdict.note]))
-
-
-def _hold(expected: Expected, outputs: Mapping[str, Array], verdicts: Mapping[str, Verdict]) -> dict[str, str]:
-    found = beyond(expected, outputs)
-    for name, relative in found.noticed.items():
-        verdicts[name].noticed = min(verdicts[name].noticed, relative)
-    for name, note in found.notes.items():
-        verdict = verdicts[name]
-        if verdict.status != Status.FAIL:
-            verdict.status = Status.FAIL
-            verdict.note = "; ".join(filter(None, [note, verdict.note]))
-            put(verdict, found.over[name].reshape(expected.statistics[0].shape), ())
-    return found.sizes
+def _fail(verdict: Verdict, note: str) -> None:
+    verdict.status, verdict.note = Status.FAIL, "; ".join(filter(None, [note, verdict.note]))
 
 
 FEWEST = 16
@@ -132,16 +115,18 @@ def _excuse(expected: Expected, outputs: Mapping[str, Array], verdicts: dict[str
     def wrong() -> list[str]:
         return [name for name in _STATISTICS if name in verdicts and verdicts[name].status == Status.FAIL]
 
-    scatter = record.scatter = _scatter(verdicts) if rounded() else math.inf
+    for name, within in (("saved_mean", 0.5), ("saved_inv_variance", 2.0)) if rounded() else ():
+        if name in verdicts and verdicts[name].identical and verdicts[name].status == Status.PASS:
+            record.scatter = min(record.scatter, scatter_of(verdicts[name].elements, within))
     widths = dict.fromkeys(verdicts, 8 * (depth(expected.problem.m) + 1))  # in u, of class "rounded"
     for verdict in rounded():
         record.excuses[verdict.output] = "granted: no output of the call shows that sums were not rounded"
-    if scatter < math.inf and not wrong():
+    if record.scatter < math.inf and not wrong():
         saved = all(name in verdicts and verdicts[name].identical for name in ("saved_mean", "saved_inv_variance"))
         for verdict in rounded():
             own, *others = tiers(expected.problem, verdict.output)
             made = saved and (verdict.output == "y" or verdict.output.startswith("running"))
-            mine = counted(0.0 if made else scatter, expected.problem.m)
+            mine = counted(0.0 if made else record.scatter, expected.problem.m)
             if made and verdict.output != "y":  # a variance may be off by 2 u v where its inverse root is correct
                 mine = mine._replace(spread=4.0)
             classes = own, mine, *(tier for tier in others if tier.one_pass)
@@ -178,12 +163,3 @@ def counted(scatter: float, m: int) -> Tier:
 def scatter_of(channels: int, within: float = 0.5) -> float:
     """s(n): a larger one would not be correct in all of `channels`, to `within` units, but for a chance of `LEVEL`."""
     return within / statistics.NormalDist().inv_cdf((1 + LEVEL ** (1 / channels)) / 2)
-
-
-def _scatter(verdicts: Mapping[str, Verdict]) -> float:
-    """The least s(n) of the outputs that are correct to the bit; infinite if none is."""
-    scatter = math.inf
-    for name, within in (("saved_mean", 0.5), ("saved_inv_variance", 2.0)):
-        if name in verdicts and verdicts[name].identical and verdicts[name].status == Status.PASS:
-            scatter = min(scatter, scatter_of(verdicts[name].elements, within))
-    return scatter

@@ -86,8 +86,7 @@ class Activated(Expected):
         """Take the sums of the gradient that passes; what else reads dy is given that too."""
         problem, inputs = self.problem, self.inputs
         dy = inputs.need("dy")
-        given = inputs.y if problem.residual else None
-        passing, near = self._mask() if given is None else (self._given_mask(given), None)
+        passing, near = self._mask(inputs.y if problem.residual else None)
         masked = np.where(passing, dy, np.zeros((), dy.dtype))
         del passing
         if near is not None:
@@ -105,19 +104,17 @@ class Activated(Expected):
         self.inputs = dataclasses.replace(inputs, dy=masked)
         super()._take_sums()
 
-    def _given_mask(self, result: Array) -> Array:
-        passing = np.empty_like(result, dtype=bool)
-        for block in reference.iterate_blocks([result], self.problem.mode):
-            passing[block.index] = activations.passes(self.problem, block.arrays[0])
-        return passing
-
-    def _mask(self) -> tuple[Array, Array | None]:
-        """Say where the gradient passes, and where that is uncertain; None: nowhere."""
+    def _mask(self, result: Array | None) -> tuple[Array, Array | None]:
+        """Say where the gradient passes, by forward's result if it is given, and where that is uncertain."""
         p, problem, inputs = self.precision, self.problem, self.inputs
+        passing, near = (np.empty_like(inputs.x, dtype=bool) for _ in range(2))
+        if result is not None:
+            for block in reference.iterate_blocks([result], problem.mode):
+                passing[block.index] = activations.passes(problem, block.arrays[0])
+            return passing, None
         d = self.deviations(tiers(problem, "dx")[-1])
         errors = (np.broadcast_to(a, self._mean.shape) for a in (d.mean, d.inverse))
         parameters = (self._mean, self._inverse, inputs.scale, inputs.need("bias"), *errors)
-        passing, near = (np.empty_like(inputs.x, dtype=bool) for _ in range(2))
         for block in reference.iterate_blocks([inputs.x], problem.mode, parameters):
             (x,), (mean, inverse, scale, bias, *own) = block.arrays, block.parameters
             value = (x - mean) * (scale * inverse) + bias
@@ -148,17 +145,14 @@ class Activated(Expected):
         for part in super()._data_parts(output, got, classes):
             if plain:
                 yield self._with_limits(part)
-                continue
-            if output != "dx" or self._uncertain is None:
+            elif output != "dx" or self._uncertain is None:
                 yield part
-                continue
-            parameter = tuple(s if n != 1 else slice(0, 1) for s, n in zip(part.index, gain.shape, strict=True))
-            slack = (
-                np.abs(self._uncertain[part.index].astype(np.float64))
-                * gain[parameter]
-                * (1 + 8 * self.precision.u_out)
-            )
-            yield dataclasses.replace(part, classes=[(bound + slack, undecided) for bound, undecided in part.classes])
+            else:
+                parameter = tuple(s if n != 1 else slice(0, 1) for s, n in zip(part.index, gain.shape, strict=True))
+                masked = np.abs(self._uncertain[part.index].astype(np.float64))
+                slack = masked * gain[parameter] * (1 + 8 * self.precision.u_out)
+                bounds = [(bound + slack, undecided) for bound, undecided in part.classes]
+                yield dataclasses.replace(part, classes=bounds)
 
     def _with_limits(self, part: Part) -> Part:
         """A block of y, with the bound of a stored limit where the result can be nothing else."""

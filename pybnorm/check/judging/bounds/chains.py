@@ -46,10 +46,15 @@ def chain_length(expected: Expected, output: str, got: Array, one_pass: bool = T
     count = 1
     while problem.m > BLOCK * count:
         for made in _chains(expected, count, one_pass):
-            if _holds(made, output, got, stable._replace(one_pass=made.one_pass)):
+            tier = stable._replace(one_pass=made.way == "one pass")
+            if _holds(made, output, got, tier):
                 return -(-problem.m // count)
             if count == 1:
-                longest = max(longest, compare(expected, output, _results(made, output), (stable,)).ratio)
+                whole = np.empty(made.shape(output))
+                for part in made.parts(output, None, (tier,)):
+                    whole[part.index] = on_host(part.reference)
+                dtype = problem.dtype if output in DATA_OUTPUTS else vector_dtype(problem, output)
+                longest = max(longest, compare(expected, output, round_to(whole, dtype), (stable,)).ratio)
         if off > 1 + SPREAD * longest:
             return 0  # by more than shorter ones are, too
         count *= 2
@@ -68,24 +73,19 @@ def _holds(made: _Chained, output: str, got: Array, tier: Tier) -> bool:
 
 
 def _chains(expected: Expected, count: int, one_pass: bool) -> Iterator[_Chained]:
-    kinds: list[type[_Chained]] = [_Chained, *([_OnePass] if one_pass else []), *([_Runs] if count > 1 else [])]
-    if expected.problem.operation == Operation.BACKWARD:
-        kinds.append(_Normalized)
-    if expected.problem.recomputes and expected.problem.m <= LONGEST * count:
-        kinds.append(_Welford)
-    for kind in kinds:
-        if (kind, count) not in expected.made:
-            made = type("Chained", (kind, type(expected)), {"chains": count})
-            expected.made[kind, count] = made(expected.problem, expected.inputs)
-        yield expected.made[kind, count]
-
-
-def _results(expected: Expected, output: str) -> Array:
     problem = expected.problem
-    whole = np.empty(expected.shape(output))
-    for part in expected.parts(output, None, (Tier("exact", False, 1.0),)):
-        whole[part.index] = on_host(part.reference)
-    return round_to(whole, problem.dtype if output in DATA_OUTPUTS else vector_dtype(problem, output))
+    ways = {
+        "": True,
+        "one pass": one_pass,
+        "runs": count > 1,
+        "normalized": problem.operation == Operation.BACKWARD,
+        "recurrence": problem.recomputes and problem.m <= LONGEST * count,
+    }
+    for way in (way for way, asked in ways.items() if asked):
+        if (way, count) not in expected.made:
+            made = type("Chained", (_Chained, type(expected)), {"chains": count, "way": way})
+            expected.made[way, count] = made(problem, expected.inputs)
+        yield expected.made[way, count]
 
 
 def _padded(rows: Array, multiple: int) -> Array:
@@ -96,10 +96,15 @@ def _padded(rows: Array, multiple: int) -> Array:
 
 
 class _Chained(Expected):
-    """The results of sums of two passes that are some chains each."""
+    """The results of sums that are some chains each."""
 
     chains = 1
-    one_pass = False
+    way = ""
+    """Every `chains`-th term is of one chain, and sums are of two passes; or otherwise.
+
+    "runs": each chain is a run of terms. "normalized": sums of dy x_hat in place of dy (x - mean). "one pass": the
+    variance is E[x^2] - mean^2, and dscale of the sums of dy x and dy. "recurrence": Welford's.
+    """
 
     def _rows(self, array: Array) -> Array:
         """(statistics, m) in the compute type."""
@@ -109,25 +114,27 @@ class _Chained(Expected):
             return array.reshape(array.shape[0], -1).T.astype(work)
         return np.moveaxis(array, 1, 0).reshape(array.shape[1], -1).astype(work)
 
-    def _parts(self, rows: Array) -> Array:
-        """Steps by chains: every `chains`-th term is of one."""
-        return _padded(rows, self.chains).reshape(len(rows), -1, self.chains)
-
     def _sum(self, rows: Array) -> Array:
         """Sum of each row, which stays with length 1: of chains, then a tree of them."""
-        ends = np.add.accumulate(self._parts(rows), axis=1, dtype=rows.dtype)[:, -1]
+        if self.way == "runs":
+            length = 1 << ((rows.shape[1] // self.chains).bit_length() - 1)
+            terms = _padded(rows, length).reshape(len(rows), -1, length).swapaxes(1, 2)
+        else:
+            terms = _padded(rows, self.chains).reshape(len(rows), -1, self.chains)
+        ends = np.add.accumulate(terms, axis=1, dtype=rows.dtype)[:, -1]
         while ends.shape[1] > 1:
             ends = _padded(ends, 2)
             ends = ends[:, ::2] + ends[:, 1::2]
         return ends
 
-    def _variance(self, x: Array, mean: Array) -> Array:
-        centred = x - mean
-        return self._sum(centred * centred) / x.dtype.type(x.shape[1])
-
     def _moments_of(self, x: Array) -> tuple[Array, Array]:
-        mean = self._sum(x) / x.dtype.type(x.shape[1])
-        return mean, np.maximum(self._variance(x, mean), 0)
+        if self.way == "recurrence":
+            return _welford(x, math.gcd(self.chains, x.shape[1]))
+        m = x.dtype.type(x.shape[1])
+        mean = self._sum(x) / m
+        if self.way == "one pass":
+            return mean, np.maximum(self._sum(x * x) / m - mean * mean, 0)
+        return mean, self._sum((x - mean) ** 2) / m
 
     def _take_moments(self) -> None:
         super()._take_moments()
@@ -137,59 +144,33 @@ class _Chained(Expected):
         self._inverse = 1 / np.sqrt(wide + self.problem.epsilon)
         self.moments = self.moments._replace(mean=self._mean, variance=wide, inverse=self._inverse)
 
-    def _products(self, x: Array, dy: Array, mean: Array, inverse: Array) -> Array:
-        return self._sum(dy * (x - mean)) * inverse
-
     def _take_sums(self) -> None:
         x, dy = self._rows(self.inputs.x), self._rows(self.inputs.need("dy"))
         mean, inverse = (a.reshape(-1, 1).astype(x.dtype) for a in (self._mean, self._inverse))
-        sums = {"dscale": self._products(x, dy, mean, inverse), "dbias": self._sum(dy)}
+        total = self._sum(dy)
+        if self.way == "one pass":
+            products = (self._sum(dy * x) - mean * total) * inverse
+        elif self.way == "normalized":
+            products = self._sum(dy * ((x - mean) * inverse))
+        else:
+            products = self._sum(dy * (x - mean)) * inverse
         shape = self._mean.shape
-        self._parameters |= {name: a.astype(np.float64).reshape(shape) for name, a in sums.items()}
+        dscale, dbias = (a.astype(np.float64).reshape(shape) for a in (products, total))
+        self._parameters |= {"dscale": dscale, "dbias": dbias}
 
 
-class _Runs(_Chained):
-    """The same of chains that are each a run of terms."""
-
-    def _parts(self, rows: Array) -> Array:
-        length = 1 << ((rows.shape[1] // self.chains).bit_length() - 1)
-        return _padded(rows, length).reshape(len(rows), -1, length).swapaxes(1, 2)
-
-
-class _Normalized(_Chained):
-    """The same with sums of dy x_hat in place of dy (x - mean)."""
-
-    def _products(self, x: Array, dy: Array, mean: Array, inverse: Array) -> Array:
-        return self._sum(dy * ((x - mean) * inverse))
-
-
-class _OnePass(_Chained):
-    """The variance as E[x^2] - mean^2, and dscale of the sums of dy x and dy."""
-
-    one_pass = True
-
-    def _variance(self, x: Array, mean: Array) -> Array:
-        return self._sum(x * x) / x.dtype.type(x.shape[1]) - mean * mean
-
-    def _products(self, x: Array, dy: Array, mean: Array, inverse: Array) -> Array:
-        return (self._sum(dy * x) - mean * self._sum(dy)) * inverse
-
-
-class _Welford(_Chained):
+def _welford(x: Array, chains: int) -> tuple[Array, Array]:
     """Mean and variance by Welford's recurrence, in as many chains as divide the terms, merged in pairs."""
-
-    def _moments_of(self, x: Array) -> tuple[Array, Array]:
-        rows, m = x.shape
-        chains = math.gcd(self.chains, m)
-        terms = np.ascontiguousarray(x.reshape(rows, -1, chains).transpose(1, 0, 2))
-        mean, squares = np.zeros((2, rows, chains), x.dtype)
-        for k, term in enumerate(terms):
-            off = term - mean
-            mean += off / x.dtype.type(k + 1)
-            squares += off * (term - mean)
-        count = len(terms)
-        while mean.shape[1] > 1:
-            off = mean[:, 1::2] - mean[:, ::2]
-            squares = squares[:, ::2] + squares[:, 1::2] + off * off * x.dtype.type(count / 2)
-            mean, count = mean[:, ::2] + off / x.dtype.type(2), 2 * count
-        return mean, squares / x.dtype.type(m)
+    rows, m = x.shape
+    terms = np.ascontiguousarray(x.reshape(rows, -1, chains).transpose(1, 0, 2))
+    mean, squares = np.zeros((2, rows, chains), x.dtype)
+    for k, term in enumerate(terms):
+        off = term - mean
+        mean += off / x.dtype.type(k + 1)
+        squares += off * (term - mean)
+    count = len(terms)
+    while mean.shape[1] > 1:
+        off = mean[:, 1::2] - mean[:, ::2]
+        squares = squares[:, ::2] + squares[:, 1::2] + off * off * x.dtype.type(count / 2)
+        mean, count = mean[:, ::2] + off / x.dtype.type(2), 2 * count
+    return mean, squares / x.dtype.type(m)

@@ -44,10 +44,7 @@ _ROUNDOFF = {
 
 
 def precision(dtype: DataType, parameter: DataType | None = None) -> Precision:
-    """Unit roundoffs, smallest normals and largest finite values for data of `dtype`.
-
-    `parameter` is the dtype of parameters and statistics, by default that of the computation.
-    """
+    """The roundoffs for data of `dtype`, and parameters and statistics of `parameter`, by default as computed."""
     compute = DataType.FLOAT64 if dtype == DataType.FLOAT64 else DataType.FLOAT32
     u, tiny, largest = _ROUNDOFF[compute]
     u_out, tiny_out, max_out = _ROUNDOFF[dtype]
@@ -91,16 +88,15 @@ def tiers(problem: Problem, output: str) -> tuple[Tier, ...]:
     if not sums_are_exact(problem):
         return stable, one_pass
     exact = problem.m >= LONG
-    if problem.takes_variance:  # sums of uncentred terms have no rounding either; those with an inexact 1/sigma have
-        own = Tier("exact", False, 1.0, exact)
-        return (own,) if output == "dbias" else (own, Tier("rounded", False, h, True, recurrence=True))
-    if not problem.recomputes or output == "dbias":
-        return Tier("exact", False, 1.0, exact), Tier("B", True, 1.0, exact)
     own = Tier("exact", False, 1.0, exact)
+    rounded = Tier("rounded", False, h, True, recurrence=True)
+    if problem.takes_variance:  # sums of uncentred terms have no rounding either; those with an inexact 1/sigma have
+        return (own,) if output == "dbias" else (own, rounded)
+    if not problem.recomputes or output == "dbias":
+        return own, Tier("B", True, 1.0, exact)
     if problem.composed == "sync_train":  # one pass over ranks, however exact each one's sums are, rounds
         one_pass = Tier("B", True, 1.0, exact)
     if not exact:
         return own, stable, one_pass
-    rounded = Tier("rounded", False, h, exact, recurrence=True)
     merged = problem.composed == "sync_train" and not output.endswith("_mean")
     return (own, rounded, one_pass) if merged else (own, rounded)

@@ -117,6 +117,7 @@ class BackwardReduce(Expected):
     """The sums of backward, about a given mean; the sums of the base class are those of r = 1."""
 
     composed = ("backward_reduce",)
+    _sum_names = ("sum_dy_xmu", "sum_dy")
 
     def _take_saved(self) -> None:
         super()._take_saved()
@@ -124,14 +125,11 @@ class BackwardReduce(Expected):
 
     def _take_sums(self) -> None:
         super()._take_sums()
-        moment, total = self._parameters["dscale"], self._parameters["dbias"]
-        self._parameters |= {"sum_dy": total, "sum_dy_xmu": moment, "scaled": moment * self._given}
+        moment, total = (self._parameters[name] for name in self._sum_names)
+        self._parameters |= {"dscale": moment * self._given, "dbias": total}
 
     def _names(self) -> tuple[str, ...]:
-        return tuple(_SOURCE)
-
-    def _value(self, output: str) -> Array:
-        return self._parameters[_SOURCE[output]]
+        return "sum_dy", "sum_dy_xmu", "dscale", "dbias"
 
     @property
     def statistics(self) -> tuple[Array, Array]:
@@ -149,10 +147,6 @@ class BackwardReduce(Expected):
         return stored(error, right, 1.0, 0.0, None, p.u, p.u_param, p.tiny_param)[1], None
 
 
-_SOURCE = {"sum_dy": "dbias", "sum_dy_xmu": "sum_dy_xmu", "dscale": "scaled", "dbias": "dbias"}
-"""Outputs, and where `BackwardReduce` has them."""
-
-
 class BackwardElemt(Expected):
     """dx from sums that are given."""
 
@@ -168,24 +162,20 @@ class BackwardElemt(Expected):
         """Say how far sum_dy and r sum_dy_xmu may be off."""
         return np.zeros(self._mean.shape), np.zeros(self._mean.shape)
 
-    def _factors(self) -> tuple[Array, Array, Array]:
-        total, moment, n = self._totals()
-        gain = self.wide("scale") * self._inverse
-        return gain, total / n, self._inverse * self._inverse * (moment / n)
-
     def formula(self, output: str) -> tuple[list[Array], Callable[..., Array]]:
         """The terms of dx."""
-        return list(self._factors()), gradient
+        total, moment, n = self._totals()
+        return [self.wide("scale") * self._inverse, total / n, self._inverse * self._inverse * (moment / n)], gradient
 
     def _data_parts(self, output: str, got: Array | None, classes: tuple[Tier, ...]) -> Iterator[Part]:
         p, (total, moment, n) = self.precision, self._totals()
         alpha, beta, _ = self.blend(output)
-        gain, centre, slope = self._factors()
+        (gain, *others), _ = self.formula(output)
         size = np.maximum(1, np.abs(self._inverse))
         factor = np.maximum(1, np.abs(self.wide("scale"))) * size
         lost = factor * size**2 * (np.abs(total) + np.abs(moment)) > p.reach
         flushed = p.tiny_param * (1 + np.abs(gain) * (1 + np.abs(self._inverse)) / n)
-        parameters = [self._mean, gain, centre, slope, np.where(lost, np.inf, 0.0), flushed]
+        parameters = [self._mean, gain, *others, np.where(lost, np.inf, 0.0), flushed]
         for tier in classes:
             e_total, e_moment = self._total_errors(tier)
             parameters += [np.abs(gain) * e_total / n, np.abs(gain * self._inverse) * e_moment / n]

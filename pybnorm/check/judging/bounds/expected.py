@@ -72,11 +72,9 @@ class _Outputs(Mapping[str, Array]):
 class Expected:
     """The right outputs of a problem and the bounds of each; `pybnorm.check.judging.bounds.expect` finds the class.
 
-    Holds arrays of the parameters' shape only: y and dx are computed in blocks, as often as they are walked. `inputs`,
-    as stored, need not be those of `pybnorm.check.language.data.generate`. `outputs` are float64 results before
-    blending: y | saved_mean, saved_inv_variance | running_mean, running_variance | dx, dscale, dbias, as the problem
-    has them. y and dx are computed anew each time they are looked up; `shape` tells their shape without that.
-    `biased_running_variance` is what a library that leaves out m / (m - 1) would write.
+    Holds arrays of the parameters' shape only: y and dx are computed in blocks, as often as they are walked or looked
+    up. `outputs` are float64 results before blending, as the problem has them. `biased_running_variance` is what a
+    library that leaves out m / (m - 1) would write.
     """
 
     _normalize_unbiased = False
@@ -86,6 +84,9 @@ class Expected:
     """Words of the composed operations (`Problem.composed`) whose bounds this class has; "": of none."""
     activated: ClassVar[bool] = False
     """Whether it has them with an activation, or without one."""
+
+    _sum_names: ClassVar[tuple[str, ...]] = ("dscale", "dbias")
+    """The names of the sums that are made with `_inverse`."""
 
     _share = (0, 1)
     """Which run of statistics `parts` walks in y and dx, and of how many."""
@@ -134,10 +135,7 @@ class Expected:
         return self._whole(output) if output in DATA_OUTPUTS else self._parameters[output]
 
     def varied(self, problem: Problem, inputs: Inputs) -> Expected:
-        """The same of a problem and inputs that differ from these in a few arrays or options.
-
-        What depends on none of them is not computed again; arrays are told apart by identity.
-        """
+        """The same of a problem and inputs that share arrays with these, of which nothing is computed again."""
         other = object.__new__(type(self))
         other._like = self
         other.__init__(problem, inputs)  # type: ignore[misc]
@@ -216,13 +214,13 @@ class Expected:
         if like is not None and self._has("x", "dy", "saved_mean", "saved_inv_variance"):
             given_ = self.problem.saved and like.problem.saved
             if given_ or (self._mean is like._mean and self._inverse is like._inverse):
-                self._parameters |= {name: like._parameters[name] for name in ("dscale", "dbias")}
+                self._parameters |= {name: like._parameters[name] for name in self._sum_names}
                 return
         sums = reference.backward_reduce(
             x=inputs.x, dy=inputs.need("dy"), mean=self._mean, inv_variance=self._inverse, axis=self._axis
         )
         assert sums.dscale is not None
-        self._parameters |= {"dscale": sums.dscale, "dbias": sums.dbias}
+        self._parameters |= zip(self._sum_names, (sums.dscale, sums.dbias), strict=True)
 
     def _take_moments(self) -> None:
         p, problem, like = self.precision, self.problem, self._like
@@ -272,9 +270,7 @@ class Expected:
 
     def ordinary(self, tier: Tier) -> Array:
         """Say which statistics are finite, within what `tier` can judge, and of data that are not all one value."""
-        rows = self.inputs.x.reshape(self.problem.dims[0], -1) if self._axis != 1 else self.inputs.x
-        axes = self.problem.reduced_axes if self._axis == 1 else (0,)
-        values = rows.astype(np.float64)
+        values, axes = self.inputs.x.astype(np.float64), self.problem.reduced_axes
         with np.errstate(all="ignore"):
             d = self.deviations(tier)
             differ = (values.max(axis=axes) > values.min(axis=axes)) | (self.problem.m == 1)
@@ -307,7 +303,7 @@ class Expected:
         """E of dscale and of dbias."""
         d, u = self.deviations(tier), self.precision.u
         total, weighted = self._absolute_sums(tier.one_pass)
-        dscale, dbias = np.abs(self._parameters["dscale"]), np.abs(self._parameters["dbias"])
+        dscale, dbias = (np.abs(self._parameters[name]) for name in self._sum_names)
         r, reach = np.abs(self._inverse), self.precision.reach
         with np.errstate(all="ignore"):
             terms = 16.0 if tier.recurrence else tier.h + 4

@@ -65,10 +65,7 @@ def completed(
     u: float,
     tiny: float,
 ) -> Deviations:
-    """The deviations that follow from those of mean and variance, which `one_pass` roundings of x**2 make larger.
-
-    The inverse standard deviation is rounded by `relative` of itself.
-    """
+    """The deviations that follow from those of mean and variance, `one_pass` roundings of x**2, `relative` of r."""
     mean, v, r = np.abs(moments.mean), moments.variance, moments.inverse
     if one_pass is not None:
         other = one_pass * u * moments.square + 2 * mean * d_mean + d_mean**2 + 2 * u * mean**2
@@ -139,10 +136,9 @@ def backward_weights(
     one_pass: bool,
     u_param: float = 0.0,
 ) -> tuple[Array, ...]:
-    """Give the parts of E of dx: one without an element, and the factors of the elements' sizes.
+    """Give the parts of E of dx: one without an element, and factors of x - mean, dy, dx and, of one pass, x.
 
-    Elements are x - mean, dy, dx and, of one pass, x; `errors` are dmu, dr, E of dscale and E of dbias; `u_param` is
-    that of a dscale and dbias that may be stored before dx takes them.
+    `errors` are dmu, dr, E of dscale and E of dbias; `u_param` is of sums that may be stored before dx takes them.
     """
     d_mean, d_inverse, e_dscale, e_dbias = errors
     dscale, dbias = np.abs(dscale) / m, np.abs(dbias) / m
@@ -162,8 +158,7 @@ def stored(
     out = blended(result, alpha, beta, prior)
     if alpha != 1 or beta != 0:
         size = np.abs(alpha * result)
-        if beta != 0:
-            assert prior is not None
+        if beta != 0 and prior is not None:
             size = size + np.abs(beta * prior)
         error = abs(alpha) * error + 2 * u * size
     return out, error + u_out * (np.abs(out) + error) + tiny

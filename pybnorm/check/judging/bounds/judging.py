@@ -88,7 +88,11 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
     for finding in found.found:
         status = max(status, Status.FAIL if finding.wrong else Status.WARN, key=lambda s: s.severity)
         notes.append(str(finding))
-    _add_wrong(tally, found)
+        if finding.wrong:  # counted, and shown first
+            tally.over += finding.count
+            tally.wild += finding.count
+            tally.worst.insert(0, Point(finding.index, finding.right, finding.got, 0.0, math.inf))
+    del tally.worst[WORST_POINTS:]
     if 0 < tally.unjudged < tally.elements:
         notes.append(f"{tally.unjudged} elements out of range or without a finite correct value are not judged")
     if output == "running_variance" and expected.problem.unbiased:
@@ -127,13 +131,3 @@ def _one_pass(expected: Expected, output: str, got: Array, tally: Tally, ratio: 
 
 def _chained(length: int, ratio: float) -> str:
     return f"sums in chains of {length} terms: up to {ratio:.3g} times the bound of blocked sums"
-
-
-def _add_wrong(tally: Tally, findings: not_finite.Findings) -> None:
-    """Count, and show first, the elements that must not be what they are."""
-    for finding in findings.found:
-        if finding.wrong:
-            tally.over += finding.count
-            tally.wild += finding.count
-            tally.worst.insert(0, Point(finding.index, finding.right, finding.got, 0.0, math.inf))
-    del tally.worst[WORST_POINTS:]

@@ -1,9 +1,8 @@
 """Values that are not finite: what IEEE 754 says of an output whose correct value is NaN, infinite or too large.
 
-The reference evaluates the definition in float64. Where its value is finite, and in the output's range, the bound
-judges (`pybnorm.check.judging.bounds`), and a NaN or infinity is FAIL: *spread* from somewhere else. Where it is not
-finite because an input is not, no formula of batch norm, in no order, gives a finite result; what it gives is certain
-only in part:
+Where the reference is finite, and in the output's range, the bound judges, and a NaN or infinity is FAIL: *spread* from
+somewhere else. Where it is not finite because an input is not, no formula of batch norm, in no order, gives a finite
+result; what it gives is certain only in part:
 
 NaN must come out
     where a NaN goes in: of x (in inference for that element alone, else for the whole statistic: mean, 1/sigma, both
@@ -81,11 +80,7 @@ class Findings:
 
 
 def find(expected: Expected, output: str, got: Array, tier: Tier) -> Findings:
-    """Hold the elements of `output` that no bound judges against what IEEE 754 makes of them.
-
-    `got`: as stored, in logical order. `tier`: the loosest class, whose bound says whether a finite value is certainly
-    beyond the range of its type.
-    """
+    """Hold elements that no bound judges against what IEEE 754 makes of them; `tier` is the loosest class."""
     marks = _certain(expected, output)
     largest = expected.largest(output)
     overflows = expected.overflows(output)

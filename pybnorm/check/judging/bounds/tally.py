@@ -134,10 +134,9 @@ def _compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
 
 
 def _add_ordinary(tally: Tally, part: Part, error: Array, largest: float, dtype: DataType) -> bool:
-    """Count a block that the last class holds, with a sharp look at none; False if it takes one.
+    """Count a block that is finite, in range, decided and held by the last class everywhere; False if it is not.
 
-    Ordinary is a block without a NaN or infinity in what is correct, what came and the bound, in the range of the type,
-    decided everywhere and within the bound. A NaN makes every comparison of a largest or least value false.
+    A NaN makes every comparison of a largest or least value false.
     """
     bound, undecided = part.classes[-1]
     if _any(undecided):

@@ -21,16 +21,16 @@ class Term:
 def terms(expected: Expected, output: str, index: tuple[int, ...], tier: Tier) -> list[Term]:
     """The summands of the bound of `output` at `index`: what each cause adds, taken away one after the other."""
     p, one = expected.precision, copy.copy(expected)
-    causes: tuple[tuple[str, dict[str, float]], ...] = (
-        (f"sums: h = {tier.h:.4g}", {}),
-        ("the result, stored: u_o", {"u_out": 0.0}),
-        ("parameters and vectors, stored: u_p", {"u_param": 0.0}),
-        ("flushed: t, t_o, t_p", {"tiny": 0.0, "tiny_out": 0.0, "tiny_param": 0.0}),
-    )
+    causes: dict[str, tuple[str, ...]] = {
+        f"sums: h = {tier.h:.4g}": (),
+        "the result, stored: u_o": ("u_out",),
+        "parameters and vectors, stored: u_p": ("u_param",),
+        "flushed: t, t_o, t_p": ("tiny", "tiny_out", "tiny_param"),
+    }
     found, before = [], _bound(expected, output, index, tier)
     if math.isfinite(before):
-        for text, less in causes:
-            one.precision = one.precision._replace(**less)
+        for text, none in causes.items():
+            one.precision = one.precision._replace(**dict.fromkeys(none, 0.0))
             now = _bound(one, output, index, tier._replace(h=0.0))
             found.append(Term(text, before - now))
             before = now

@@ -83,8 +83,7 @@ def _ordinary(problem: Problem, inputs: Inputs, expected: Expected, tier: Tier) 
         return ordinary
     shows = activations.inside(problem, _before_activation(problem, inputs))
     shows *= inputs.x.astype(np.float64) != expected.statistics[0]
-    axes = 0 if problem.mode == Mode.PER_ACTIVATION else problem.reduced_axes
-    return ordinary & shows.any(axis=axes).ravel()
+    return ordinary & shows.any(axis=problem.reduced_axes).ravel()
 
 
 def _pick(array: Array, chosen: list[int], mode: Mode) -> Array:
@@ -248,7 +247,7 @@ def _arrays(problem: Problem, inputs: Inputs) -> tuple[_Changes, dict[str, int]]
 def _places_of_sums(problem: Problem, inputs: Inputs, names: tuple[str, str]) -> dict[str, int]:
     """Find where statistics show that only dscale has: where its sums are not 0."""
     dy = inputs.need("dy").astype(np.float64)
-    axes = (0, *range(2, dy.ndim))
+    axes = problem.reduced_axes
     with np.errstate(all="ignore"):
         centred = inputs.x.astype(np.float64) - inputs.need(names[0]).astype(np.float64)
         total, moment = (np.abs(terms.sum(axis=axes)) for terms in (dy, dy * centred))

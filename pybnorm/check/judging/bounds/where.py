@@ -219,7 +219,13 @@ class _Box:
             return self._sizes["channel"] * self._sizes["place"]
         axis = condition.axis
         if axis.of == "memory":
-            return condition.among(self._remainders) if condition.modulus else self._between(condition)
+            if condition.modulus:
+                return condition.among(self._remainders)
+            first, second = self._offsets
+            ends = condition.low - 1, condition.high
+            up_to = (int(np.searchsorted(second, end - first, side="right").sum()) for end in ends)
+            below, within_ = up_to
+            return within_ - below
         if axis not in self._counts:
             own = self.grid.coordinates(axis)[self.masks[axis.of]]
             self._counts[axis] = np.bincount(own, minlength=axis.size)
@@ -238,12 +244,6 @@ class _Box:
         k = _largest_modulus(self.grid.total)
         counts = [np.fft.rfft(np.bincount(offsets % k, minlength=k)) for offsets in self._offsets]
         return np.rint(np.fft.irfft(counts[0] * counts[1])).astype(np.int64)
-
-    def _between(self, condition: _Condition) -> int:
-        first, second = self._offsets
-        up_to = (np.searchsorted(second, end - first, side="right") for end in (condition.low - 1, condition.high))
-        below, within_ = (int(counts.sum()) for counts in up_to)
-        return within_ - below
 
 
 def _largest_modulus(size: int) -> int:
@@ -392,8 +392,11 @@ def _search(grid: _Grid) -> tuple[_Condition, ...]:
                         continue
                     seen.add(frozenset(conditions))
                     if 2 * covered >= len(own):
-                        bits = sum(c.bits for c in conditions)
-                        longer.append((bits + _bits(grid, box.size(condition), covered * share), conditions))
+                        size = box.size(condition)
+                        wrong = min(covered * share, size, grid.wrong)
+                        missed = min(grid.wrong - wrong, grid.total - size)
+                        bits = _choices(size, wrong) + _choices(grid.total - size, missed)
+                        longer.append((sum(c.bits for c in conditions) + bits, conditions))
         longer.sort(key=lambda found: found[0])
         row = longer[:WIDEST]
         if not row or fewest - row[0][0] < least:
@@ -402,18 +405,10 @@ def _search(grid: _Grid) -> tuple[_Condition, ...]:
     return best
 
 
-def _bits(grid: _Grid, size: int, covered: float) -> float:
-    covered = min(covered, size, grid.wrong)
-    outside = grid.total - size
-    missed = min(grid.wrong - covered, outside)
-    return _choices(size, covered) + _choices(outside, missed)
-
-
 def _text(grid: _Grid, conditions: tuple[_Condition, ...], covered: int, size: int) -> str:
     if not conditions:
         return _spread(grid)
-    order = {axis: i for i, axis in enumerate(grid.axes)}
-    said = ", ".join(c.text() for c in sorted(conditions, key=lambda c: order[c.axis]))
+    said = ", ".join(c.text() for c in sorted(conditions, key=lambda c: grid.axes.index(c.axis)))
     every = "is wrong" if size == 1 else f"all {size} elements are wrong"
     text = f"{said}: " + (every if covered == size else f"{covered} of {size} elements are wrong")
     missed = grid.wrong - covered
