@@ -23,7 +23,7 @@ from pybnorm.check.judging.bounds import (
     tiers,
     untrusted,
 )
-from pybnorm.check.judging.bounds.causes import truncate
+from pybnorm.check.judging.bounds.judging import truncate
 from pybnorm.check.judging.bounds.trust import _changes
 from pybnorm.check.judging.whole_call import judge_call
 from pybnorm.check.language.data import Inputs, generate, round_to

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from pybnorm import reference
-from pybnorm.check.judging.bounds.causes import UNBIASED
+from pybnorm.check.judging.bounds import UNBIASED
 from pybnorm.check.judging.bounds.classes import Tier, depth
 from pybnorm.check.judging.bounds.expected import Expected
 from pybnorm.check.judging.bounds.formulas import blended
@@ -124,7 +124,7 @@ def convention_of(expected: Expected, output: str, got: Array) -> Convention | N
     with np.errstate(all="ignore"):
         seen = _Seen(expected, output, got)
         for made in seen.candidates():
-            bits = seen.evidence.bits(made.values) - EACH * (len(made.texts) - 1)
+            bits = seen.bits(made.values) - EACH * (len(made.texts) - 1)
             if bits >= NEEDED:
                 found.append(Convention(" and ".join(made.texts), made.switch, bits))
     if not found:
@@ -133,44 +133,6 @@ def convention_of(expected: Expected, output: str, got: Array) -> Convention | N
     like = [one for one in found if one.bits > most - 1]  # these data do not tell them apart
     texts = list(dict.fromkeys(one.text for one in like))[:ALIKE]
     return Convention("; or ".join(texts), like[0].switch if len(texts) == 1 else "", like[0].bits)
-
-
-class Evidence:
-    """The results, the correct ones and how far off they may be, against which conventions are weighed.
-
-    `rounding` is that of what is stored, the least that an error is counted as.
-    """
-
-    def __init__(self, got: Array, right: Array, allowed: Array, rounding: float) -> None:
-        self._got, self._allowed, self._rounding = got, allowed, rounding
-        self._size = np.abs(right).max(axis=1, keepdims=True)
-        some = self._size > 0
-        shares = allowed.max(axis=1, keepdims=True)[some] / self._size[some]
-        self._relative = float(np.median(shares)) if shares.size else 0.0
-        self._before = np.sqrt(((got - right) ** 2).mean(axis=1))
-        largest = np.abs(got).max(axis=1, keepdims=True) + 2 * allowed.max(axis=1, keepdims=True)
-        largest = largest / (1 - 2 * self._relative) if self._relative < 0.5 else np.full_like(largest, np.inf)
-        # of a convention that is within its bound: no element of it is larger than `largest`
-        reach = 2 * self._reach(largest)
-        self._low, self._high = ((got + way * reach)[:, :FEW] for way in (-1, 1))
-
-    def _reach(self, size: Array) -> Array:
-        """Say how far off a convention's values of that size may be."""
-        return self._allowed + self._relative * np.maximum(size - self._size, 0)
-
-    def may_fit(self, made: Array) -> Array:
-        """Say which of some conventions, (..., statistics, `FEW` places), may be within their bounds."""
-        return ((made >= self._low) & (made <= self._high)).all(axis=(-2, -1))
-
-    def bits(self, made: Array) -> float:
-        """Bits by which `made` explains what came better than what is correct does; 0 if it is not within its bound."""
-        made = np.broadcast_to(made, self._got.shape)
-        size = np.abs(made).max(axis=1, keepdims=True)
-        if not np.isfinite(size).all() or not (np.abs(self._got - made) <= 2 * self._reach(size)).all():
-            return 0.0
-        floor = self._rounding * np.sqrt((made**2).mean(axis=1)) + np.finfo(np.float64).tiny
-        after = np.maximum(np.sqrt(((self._got - made) ** 2).mean(axis=1)), floor)
-        return float(np.clip(np.log2(np.maximum(self._before, floor) / after), -MOST, MOST).sum())
 
 
 class _Seen:
@@ -206,7 +168,24 @@ class _Seen:
         self.blend = alpha, beta, None if prior is None else self.columns(prior)
         self.given = self._given(seen.inputs if data else None)
         p = expected.precision_of(output)
-        self.evidence = Evidence(self.got, self.right, self.allowed, p.u_out if data else p.u_param)
+        self._rounding = p.u_out if data else p.u_param  # of what is stored: the least that an error is counted as
+        self._size = np.abs(self.right).max(axis=1, keepdims=True)
+        some, largest = self._size > 0, self.allowed.max(axis=1, keepdims=True)
+        shares = largest[some] / self._size[some]
+        self._relative = float(np.median(shares)) if shares.size else 0.0
+
+    def _reach(self, size: Array) -> Array:
+        """Say how far off a convention may be whose values are of that size."""
+        return 2 * (self.allowed + self._relative * np.maximum(size - self._size, 0))
+
+    def bits(self, made: Array) -> float:
+        """Bits by which `made` explains what came better than what is correct does; 0 if it is not within its bound."""
+        size = np.abs(made).max(axis=1, keepdims=True)
+        if not np.isfinite(size).all() or not (np.abs(self.got - made) <= self._reach(size)).all():
+            return 0.0
+        before, after = (np.sqrt(((self.got - values) ** 2).mean(axis=1)) for values in (self.right, made))
+        floor = self._rounding * np.sqrt((made**2).mean(axis=1)) + np.finfo(np.float64).tiny
+        return float(np.clip(np.log2(np.maximum(before, floor) / np.maximum(after, floor)), -MOST, MOST).sum())
 
     def picked(self, array: Any) -> Array:
         """The elements that are looked at of an array of x's shape: places in place of images and positions."""
@@ -270,13 +249,19 @@ class _Seen:
         few = None if prior is None else prior[:, :FEW]
         x, dy = (None if a is None else a[:, :FEW] for a in (self.given.x, self.given.dy))
         first = dataclasses.replace(self.given, x=x, dy=dy)
+        # of a convention that is within its bound: no element of it is larger
+        largest = np.abs(self.got).max(axis=1, keepdims=True) + 2 * self.allowed.max(axis=1, keepdims=True)
+        largest = largest / (1 - 2 * self._relative) if self._relative < 0.5 else np.full_like(largest, np.inf)
+        low, high = ((self.got + way * self._reach(largest))[:, :FEW] for way in (-1, 1))
         for block in _MAKERS[self.output](self.given) if self.output in _MAKERS else ():
-            fits = self.evidence.may_fit(blended(block.made(first, *block.stacked()), alpha, beta, few))
+            made = blended(block.made(first, *block.stacked()), alpha, beta, few)
+            fits = ((made >= low) & (made <= high)).all(axis=(-2, -1))
             for chosen in np.argwhere(fits):
                 ways = [row[i] for row, i in zip(block.ways, chosen, strict=True)]
                 values = block.made(self.given, *(value for way in ways for value in way[2:]))
                 texts, switches = ([way[i] for way in ways if way[i]] for i in (0, 1))
-                yield Made(texts, "; ".join(dict.fromkeys(switches)), blended(values, alpha, beta, prior))
+                values = np.broadcast_to(blended(values, alpha, beta, prior), self.got.shape)
+                yield Made(texts, "; ".join(dict.fromkeys(switches)), values)
         yield from self._other_layout()
 
     def _other_layout(self) -> Iterator[Made]:

@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -291,12 +292,9 @@ def label(info: BackendInfo, infos: Iterable[BackendInfo]) -> str:
 
 def labels(results: Sequence[CaseResult]) -> list[str]:
     """The `label` of each result's library."""
-    libraries: dict[str, set[str]] = {}
-    for result in results:
-        if result.library:
-            libraries.setdefault(result.backend, set()).add(result.library)
-    several = {backend for backend, ids in libraries.items() if len(ids) > 1}
-    return [f"{r.backend}@{r.library}" if r.backend in several and r.library else r.backend for r in results]
+    libraries = {(r.backend, r.library) for r in results if r.library}
+    several = Counter(backend for backend, _ in libraries)
+    return [f"{r.backend}@{r.library}" if several[r.backend] > 1 and r.library else r.backend for r in results]
 
 
 def by_label(results: Sequence[CaseResult]) -> dict[str, list[CaseResult]]:

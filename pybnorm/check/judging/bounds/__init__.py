@@ -81,12 +81,11 @@ truncated upper end. Where every judged element is one of them, and many are no 
 the verdict says that the results are truncated.
 """
 
-from pybnorm.check.judging.bounds.causes import TRUNCATED, UNBIASED
 from pybnorm.check.judging.bounds.classes import LONG, Tier, depth, precision, tiers
 from pybnorm.check.judging.bounds.composed import expect
 from pybnorm.check.judging.bounds.expected import Expected
 from pybnorm.check.judging.bounds.formulas import Moments, backward_error, deviations, forward_error, stored
-from pybnorm.check.judging.bounds.judging import judge, judge_by
+from pybnorm.check.judging.bounds.judging import TRUNCATED, UNBIASED, judge, judge_by
 from pybnorm.check.judging.bounds.trust import untrusted
 from pybnorm.check.judging.bounds.verdict import Point, Status, Verdict
 

@@ -235,41 +235,34 @@ class SyncTraining(Expected):
 
     def _take_moments(self) -> None:
         super()._take_moments()
-        problem, inputs, p, start = self.problem, self.inputs, self.precision, 0
-        parts = []
+        problem, moments, p, start = self.problem, self.moments, self.precision, 0
+        own = []
         for images in problem.shares:
-            if images:
-                x = inputs.x[start : start + images]
-                found = reference.stats(x, epsilon=problem.epsilon, axis=self._axis)
-                absolute = reference.reduce_blocks(np.abs, (x,), problem.mode)[0] / (
-                    problem.m * images / problem.dims[0]
-                )
-                parts.append((images / problem.dims[0], found.mean, found.variance, absolute))
+            x, share = self.inputs.x[start : start + images], images / problem.dims[0]
             start += images
-        moments, m, v = self.moments, problem.m, self.moments.variance
-        size = np.abs(moments.mean)
-        lost = (moments.absolute * m > p.reach) | (m * v > p.reach)
-
-        def own_mean(tier: Tier, mean: Array, variance: Array, absolute: Array) -> Array:
-            error = mean_deviation(tier, tier.h + 2, mean, variance, absolute, p.u, p.tiny)
-            if tier.spread is not None:
-                error = error + math.sqrt(len(parts)) * tier.spread * p.u * np.abs(mean)
-            return error
+            if images:
+                found = reference.stats(x, epsilon=problem.epsilon, axis=self._axis)
+                total = reference.reduce_blocks(np.abs, (x,), problem.mode)[0]
+                own.append((share, found.mean, found.variance, total / (problem.m * images / problem.dims[0])))
+        weights, means, variances, absolutes = (np.stack(a) for a in zip(*own, strict=True))
+        weights = weights.reshape(-1, *(1,) * moments.mean.ndim)
+        ranks, size, v = len(own), np.abs(moments.mean), moments.variance
+        lost = (moments.absolute * problem.m > p.reach) | (problem.m * v > p.reach)
 
         def of(tier: Tier) -> Deviations:
-            h, u, ranks = tier.h, p.u, len(parts)
-            d_mean = (ranks + 6) * u * moments.absolute + p.tiny
-            d_variance = (ranks + 20) * u * v + p.tiny * (4 + 4 * np.sqrt(v))
-            own_means = [own_mean(tier, *part[1:]) for part in parts]
-            for (weight, *_), own in zip(parts, own_means, strict=True):
-                d_mean = d_mean + weight * own
-            for (weight, mean, variance, _), own in zip(parts, own_means, strict=True):
-                each = own + d_mean + 9 * u * (np.abs(mean) + size)
-                apart = 2 * np.abs(mean - moments.mean) * each + each**2
-                within = (h + 4) * u * (variance + np.abs(mean) * np.sqrt(variance)) + own**2
-                if tier.spread is not None:
-                    within = within + math.sqrt(ranks) * tier.spread * u * variance
-                d_variance = d_variance + weight * (apart + within)
+            h, u = tier.h, p.u
+            spread = None if tier.spread is None else math.sqrt(ranks) * tier.spread * u
+            of_rank = mean_deviation(tier, h + 2, means, variances, absolutes, u, p.tiny)
+            within = (h + 4) * u * (variances + np.abs(means) * np.sqrt(variances))
+            if spread is not None:
+                of_rank = of_rank + spread * np.abs(means)
+            d_mean = sum(weights * of_rank, (ranks + 6) * u * moments.absolute + p.tiny)
+            each = of_rank + d_mean + 9 * u * (np.abs(means) + size)
+            apart = 2 * np.abs(means - moments.mean) * each + each**2
+            within = within + of_rank**2
+            if spread is not None:
+                within = within + spread * variances
+            d_variance = sum(weights * (apart + within), (ranks + 20) * u * v + p.tiny * (4 + 4 * np.sqrt(v)))
             one_pass = h + ranks + 8 if tier.one_pass else None
             stored_ = 17 * u + 2 * p.u_param
             d = completed(moments, d_mean, d_variance, one_pass, stored_, problem.epsilon, u, p.tiny)
@@ -311,9 +304,6 @@ class GatherStats(Expected):
         absolute, second = ((weights * a).sum(axis=0, keepdims=True) for a in (np.abs(means), means**2))
         square = second + m2s.astype(np.float64)[present].sum(axis=0, keepdims=True) / n
         self.moments = Moments(self._mean, variance, absolute, square, self._inverse)
-        if problem.running:
-            f, before = problem.factor, old["variance"].astype(np.float64).reshape(shape)
-            self.biased_running_variance = f * variance + (1 - f) * before
         size, apart = np.abs(self._mean), np.abs(means - self._mean)
         p, lost = self.precision, n * np.maximum(absolute, square) > self.precision.reach
 

@@ -73,8 +73,7 @@ class Expected:
     """The right outputs of a problem and the bounds of each; `pybnorm.check.judging.bounds.expect` finds the class.
 
     Holds arrays of the parameters' shape only: y and dx are computed in blocks, as often as they are walked or looked
-    up. `outputs` are float64 results before blending, as the problem has them. `biased_running_variance` is what a
-    library that leaves out m / (m - 1) would write.
+    up. `outputs` are float64 results before blending, as the problem has them.
     """
 
     _normalize_unbiased = False
@@ -111,20 +110,23 @@ class Expected:
         _arguments.instance(inputs, Inputs, "inputs", "Inputs, as pybnorm.check.language.data.generate makes them")
         self.problem, self.inputs = problem, inputs
         self.precision = precision(problem.dtype, problem.parameter_dtype)
-        self.biased_running_variance: Array | None = None
         self._axis = 1 if problem.mode != Mode.PER_ACTIVATION else tuple(range(1, len(problem.dims)))
         self._parameters: dict[str, Array] = {}
         self._sums: dict[bool, tuple[Array, Array]] = {}
         self.made: dict[Any, Any] = {}
         """Results of other kernels for the same inputs, as they were asked for (chains of sums, another layout)."""
-        operation = problem.operation
+        backward = problem.operation == Operation.BACKWARD
         with np.errstate(all="ignore"):  # 0 * inf and the like are part of what is judged
-            if operation == Operation.FORWARD_TRAINING:
+            if problem.operation == Operation.FORWARD_TRAINING:
                 self._training()
-            elif operation == Operation.FORWARD_INFERENCE:
-                self._inference()
+            elif backward and not problem.saved:
+                self._take_moments()
+            elif backward or problem.inverse:
+                self._take_saved()
             else:
-                self._backward()
+                self._take_estimated(4 * self.precision.u)
+            if backward:
+                self._take_sums()
         self.outputs: Mapping[str, Array] = _Outputs(self._names(), self._value)
 
     def _names(self) -> tuple[str, ...]:
@@ -181,13 +183,6 @@ class Expected:
                 "running_mean": f * mean + (1 - f) * old_mean,
                 "running_variance": f * (variance * problem.correction) + (1 - f) * old_variance,
             }
-            self.biased_running_variance = f * variance + (1 - f) * old_variance
-
-    def _inference(self) -> None:
-        if self.problem.inverse:
-            self._take_saved()
-        else:
-            self._take_estimated(4 * self.precision.u)
 
     def _take_estimated(self, relative: float) -> None:
         """Take the mean and variance that are given; the inverse standard deviation is off by `relative` of itself."""
@@ -197,13 +192,6 @@ class Expected:
         # both flushed: a division by 0
         off = np.where((variance < p.tiny) & (epsilon < p.tiny), np.inf, relative)
         self.deviations = lambda tier: given(self._inverse, off, p.tiny)
-
-    def _backward(self) -> None:
-        if self.problem.saved:
-            self._take_saved()
-        else:
-            self._take_moments()
-        self._take_sums()
 
     def _take_saved(self) -> None:
         self._mean, self._inverse = self.wide("saved_mean"), self.wide("saved_inv_variance")
@@ -262,6 +250,11 @@ class Expected:
                 mean, *own = block.parameters
                 whole[block.index] = formula(x - mean, *others, *own)
         return whole
+
+    @property
+    def biased_running_variance(self) -> Array:
+        """What a library that leaves out m / (m - 1) would write."""
+        return self.problem.factor * self.moments.variance + (1 - self.problem.factor) * self.wide("variance")
 
     @property
     def statistics(self) -> tuple[Array, Array]:

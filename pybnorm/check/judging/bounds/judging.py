@@ -1,4 +1,4 @@
-"""Holds an output against its classes, strictest first, and gives the verdict that follows."""
+"""Holds an output against its classes, strictest first, gives the verdict that follows, and names causes."""
 
 from __future__ import annotations
 
@@ -8,23 +8,29 @@ import numpy as np
 
 from pybnorm import _arguments
 from pybnorm.check.judging.bounds import not_finite
-from pybnorm.check.judging.bounds.causes import (
-    TRUNCATED,
-    UNBIASED,
-    bessel_convention,
-    is_truncated,
-    normalized_by_unbiased,
-)
 from pybnorm.check.judging.bounds.chains import chain_length
 from pybnorm.check.judging.bounds.classes import Tier, tiers
 from pybnorm.check.judging.bounds.expected import Expected
-from pybnorm.check.judging.bounds.tally import Tally, compare
+from pybnorm.check.judging.bounds.tally import compare
 from pybnorm.check.judging.bounds.verdict import WORST_POINTS, Point, Status, Verdict
 from pybnorm.check.judging.bounds.where import levels, put
-from pybnorm.check.language.data import sums_are_exact
+from pybnorm.check.language.data import round_to, sums_are_exact
+from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError
-from pybnorm.reference.namespaces import Array, Foreign
+from pybnorm.reference.namespaces import Array, Foreign, on_host
 from pybnorm.reference.rounding import _data_type
+
+TRUNCATED = "16-bit results are truncated, not rounded: up to 2x the bound"
+"""Note of a FAIL that a store which truncates explains."""
+UNBIASED = "normalized by the unbiased variance, m / (m - 1) too large"
+"""Note of a FAIL on exact data."""
+TRUNCATION_EVIDENCE = 20
+"""Elements that must be no rounding before truncation is named: a library that rounds looks so once in 2**20."""
+
+
+OVERFLOWS = (
+    ": the squares of x overflow, so that its values in float64 are as correct as a variance of infinity, 1/sigma 0"
+)
 
 
 def judge(expected: Expected, output: str, got: Array) -> Verdict:
@@ -71,10 +77,10 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
         notes.append(
             f"{tally.undecided} elements of statistics whose inverse standard deviation no bound holds"
             if tally.undecided
-            else f"no element's correct value is in range{_OVERFLOWS if overflows else ''}"
+            else f"no element's correct value is in range{OVERFLOWS if overflows else ''}"
         )
     elif status == Status.WARN:
-        status, note = _one_pass(expected, output, got, tally, ratios[classes[0].name])
+        status, note = _one_pass(expected, output, got, expected.kappa(tally.worst[0].index), ratios[classes[0].name])
         notes.append(note)
     elif count > 1 and normalized_by_unbiased(expected, output, got, classes[0]):
         # within what Welford's rounding excuses, but no rounding: every element says the same
@@ -88,11 +94,11 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
     for finding in found.found:
         status = max(status, Status.FAIL if finding.wrong else Status.WARN, key=lambda s: s.severity)
         notes.append(str(finding))
-        if finding.wrong:  # counted, and shown first
-            tally.over += finding.count
-            tally.wild += finding.count
-            tally.worst.insert(0, Point(finding.index, finding.right, finding.got, 0.0, math.inf))
-    del tally.worst[WORST_POINTS:]
+    wrong = [finding for finding in found.found if finding.wrong]  # counted, and shown first
+    tally.over += sum(finding.count for finding in wrong)
+    tally.wild += sum(finding.count for finding in wrong)
+    shown = [Point(finding.index, finding.right, finding.got, 0.0, math.inf) for finding in reversed(wrong)]
+    tally.worst = [*shown, *tally.worst][:WORST_POINTS]
     if 0 < tally.unjudged < tally.elements:
         notes.append(f"{tally.unjudged} elements out of range or without a finite correct value are not judged")
     if output == "running_variance" and expected.problem.unbiased:
@@ -114,14 +120,8 @@ def judge_by(expected: Expected, output: str, got: Array, classes: tuple[Tier, .
     return verdict
 
 
-_OVERFLOWS = (
-    ": the squares of x overflow, so that its values in float64 are as correct as a variance of infinity, 1/sigma 0"
-)
-
-
-def _one_pass(expected: Expected, output: str, got: Array, tally: Tally, ratio: float) -> tuple[Status, str]:
+def _one_pass(expected: Expected, output: str, got: Array, kappa: float, ratio: float) -> tuple[Status, str]:
     """The status and note of an output that only the one-pass class holds."""
-    kappa = expected.kappa(tally.worst[0].index)
     # where next to nothing cancels, or x is all one value, the sums of two passes may be as far off
     if not 1 <= kappa < math.inf and (length := chain_length(expected, output, got, one_pass=False)):
         return Status.CHAIN, _chained(length, ratio)
@@ -131,3 +131,68 @@ def _one_pass(expected: Expected, output: str, got: Array, tally: Tally, ratio: 
 
 def _chained(length: int, ratio: float) -> str:
     return f"sums in chains of {length} terms: up to {ratio:.3g} times the bound of blocked sums"
+
+
+def truncate(values: Array, dtype: DataType) -> Array:
+    """float64 `values` as stored in a 16-bit dtype, rounded once toward zero."""
+    nearest = round_to(values, dtype)
+    bits = nearest.view(np.uint16)
+    with np.errstate(invalid="ignore"):
+        bits -= np.abs(nearest.astype(np.float64)) > np.abs(values)  # from inf to the largest finite number too
+    return nearest
+
+
+def is_truncated(expected: Expected, output: str, got: Array, classes: tuple[Tier, ...]) -> bool:
+    """Say whether every judged element is a truncated value within its bound, and enough are not to nearest."""
+    p, dtype = expected.precision, expected.problem.dtype
+    evidence = 0
+    for part in expected.parts(output, got, classes):
+        assert part.got is not None
+        right, values = on_host(part.reference), on_host(part.got)
+        truncated, rounded, judged = (np.zeros(right.shape, bool) for _ in range(3))
+        with np.errstate(all="ignore"):
+            for bound, undecided in ((on_host(b), on_host(u)) for b, u in part.classes):
+                decided = ~undecided & np.isfinite(right) & (np.abs(right) + bound <= p.max_out)
+                # what the bound was before the result was stored
+                error = np.maximum((bound - p.tiny_out - p.u_out * np.abs(right)) / (1 + p.u_out), 0)
+                flushed = (values == 0) & (np.abs(right) - error <= p.tiny_out)
+                for found, store in ((truncated, truncate), (rounded, round_to)):  # both are monotone
+                    low, high = (store(end, dtype).astype(np.float64) for end in (right - error, right + error))
+                    found[decided & (((low <= values) & (values <= high)) | flushed)] = True
+                judged |= decided
+        if (judged & ~truncated).any():
+            return False
+        evidence += int(np.count_nonzero(truncated & ~rounded))
+    return evidence >= TRUNCATION_EVIDENCE
+
+
+def normalized_by_unbiased(expected: Expected, output: str, got: Array, exact: Tier) -> bool:
+    """Say whether exact sums and a variance that is too large by m / (m - 1) explain an output to the last rounding."""
+    problem = expected.problem
+    if not problem.recomputes or problem.m == 1:
+        return False
+    kind = type("Unbiased", (type(expected),), {"_normalize_unbiased": True})
+    tally = compare(kind(problem, expected.inputs), output, got, (exact,))
+    return not tally.over and not tally.undecided and tally.unjudged < tally.elements
+
+
+def bessel_convention(expected: Expected, got: Array) -> str:
+    """Say which variance the running variance takes; empty: neither. The biased one is what a wrong library did."""
+    tier = tiers(expected.problem, "running_variance")[-1]
+    (part,) = expected.parts("running_variance", got, (tier,))
+    assert part.got is not None
+    bound = part.classes[0][0]
+    judged = np.isfinite(part.reference) & (np.abs(part.reference) + bound <= expected.precision.max_param)
+    with np.errstate(all="ignore"):
+        # the bound of the biased form is smaller by (m-1)/m, which the comparison need not know
+        unbiased, biased = (
+            bool(np.all((np.abs(part.got - right) <= bound)[judged]))
+            for right in (part.reference, expected.biased_running_variance)
+        )
+        # where one may be rounded to the other, a long chain's error looks like a convention
+        apart = np.abs(part.reference - expected.biased_running_variance) > 2 * bound
+    if (unbiased and biased) or (biased and not apart[judged].any()):
+        return "running_variance is as near to the biased variance as to the unbiased one"
+    if biased:
+        return "running_variance takes the biased variance (a sum over m, not m - 1)"
+    return "running_variance takes the unbiased variance, as defined" if unbiased else ""
