@@ -59,22 +59,13 @@ class _Terms:
     """The terms of a sum at every place, and their products with the deviations of some outputs."""
 
     def __init__(self, rows: Rows, name: str, picked: Array, deviations: Array) -> None:
-        m, self.deviations = rows.m, deviations
-        self.products, self.squares, self.beside = np.zeros((len(deviations), m)), np.zeros(m), np.zeros(m - 1)
-        self.ends = {end: np.zeros(ENDS) for end in _EITHER}
-        shifts: list[tuple[float, ...]] = []
-        self.shifted: list[Array] = []
-        for number, own in zip(picked, deviations.T, strict=True):
-            terms, more = _terms(rows, name, number)
-            shifts.append(more)
-            self.products += own[:, None] * terms
-            self.squares += terms * terms
-            self.beside += terms[1:] * terms[:-1]
-            self.shifted = self.shifted or [np.zeros(m) for _ in more]
-            self.shifted = [total + shift * terms for total, shift in zip(self.shifted, more, strict=True)]
-            for end, order in _EITHER.items():
-                self.ends[end] += np.cumsum(terms[order][:ENDS]) ** 2
-        self.shifts = np.array(shifts).T
+        terms, shifts = zip(*(_terms(rows, name, number) for number in picked), strict=True)
+        own, self.deviations, self.shifts = np.stack(terms), deviations, np.array(shifts).T
+        self.products, self.shifted = deviations @ own, self.shifts @ own
+        self.squares = np.einsum("km,km->m", own, own)
+        self.beside = np.einsum("km,km->m", own[:, 1:], own[:, :-1])
+        ends = {end: np.cumsum(own[:, order][:, :ENDS], axis=1) for end, order in _EITHER.items()}
+        self.ends = {end: (sums**2).sum(axis=0) for end, sums in ends.items()}
 
     def nearest(self, number: int) -> Iterator[tuple[float, int, str]]:
         """(r1 / r2)**2 of every kind of mistake, its place, and its text."""
@@ -89,10 +80,8 @@ class _Terms:
             yield *_ratio(steps - 2 * sign * (products[1:] - products[:-1]), size), text
             for end, order in _EITHER.items():
                 points = self.ends[end] - 2 * sign * np.cumsum(products[order][:ENDS])
-                yield (
-                    *_ratio(points, size),
-                    f"the {end} terms of the {{name}}, {{n}} of them, were {word} in every channel",
-                )
+                text = f"the {end} terms of the {{name}}, {{n}} of them, were {word} in every channel"
+                yield *_ratio(points, size), text
 
 
 def _ratio(points: Array, size: float) -> tuple[float, int]:

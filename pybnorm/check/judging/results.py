@@ -26,18 +26,18 @@ SCHEMA = "pybnorm.check/1"
 """Name of the JSON document of a run; ``pybnorm/check/schema.json`` describes it."""
 _RUNNING = {"running_mean": "run.mean", "running_variance": "run.var"}
 _TRAINED = {"y": "y", "saved_mean": "mean", "saved_inv_variance": "inv.var", **_RUNNING}
-_SUMS = {"dscale": "dscale", "dbias": "dbias"}
+_GRADIENTS = {"dx": "dx", "dscale": "dscale", "dbias": "dbias"}
 OUTPUTS = {
     "train": _TRAINED,
     "infer": {"y": "y"},
-    "backward": {"dx": "dx", **_SUMS, "dz": "dz"},
-    "frozen": {"dx": "dx", **_SUMS},
-    "training_grad": {"dx": "dx", **_SUMS},
-    "backward_reduce": {"sum_dy": "sum_dy", "sum_dy_xmu": "sum_dy_xmu", **_SUMS},
+    "backward": {**_GRADIENTS, "dz": "dz"},
+    "frozen": _GRADIENTS,
+    "training_grad": _GRADIENTS,
+    "backward_reduce": {name: name for name in ("sum_dy", "sum_dy_xmu", "dscale", "dbias")},
     "backward_elemt": {"dx": "dx"},
     "elemt": {"y": "y"},
     "sync_train": _TRAINED,
-    "sync_backward": {"dx": "dx", **_SUMS},
+    "sync_backward": _GRADIENTS,
     "gather_stats": {"mean": "merged mean", "variance": "merged var", "inv_variance": "merged inv.var", **_RUNNING},
 }
 """Outputs of each operation, with their titles in tables and plots."""
@@ -194,11 +194,7 @@ def to_json(value: Any) -> Any:
 
 
 def json_parts(document: Mapping[str, Any]) -> Iterator[str]:
-    """The text of ``to_json(document)``, one list item at a time: all at once takes many times its size.
-
-    Each of them is a line: with indents, which only Python's own encoder writes, a run of thousands of cases took some
-    seconds.
-    """
+    """The text of ``to_json(document)``, a line for each list item: all at once takes many times its size."""
     for number, (name, value) in enumerate(document.items()):
         yield f"{',' if number else '{'}\n {json.dumps(str(name))}: "
         if isinstance(value, (list, tuple, Iterator)):
@@ -245,11 +241,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 
 
 def from_json(kind: type[_Kind], data: Mapping[str, Any]) -> _Kind:
-    """The `CaseResult`, `BackendInfo` or `LostNode` that `to_json` wrote.
-
-    Fields that this version does not know are left out, and fields that are not there are at their default, so that
-    runs of other versions can be compared.
-    """
+    """The `CaseResult`, `BackendInfo` or `LostNode` that `to_json` of this or another version wrote."""
     types = {field.name: str(field.type) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     found = kind(**{name: _READERS[types[name]](value) for name, value in data.items() if name in types})
     if isinstance(found, CaseResult) and found.case.count(",") < 4:  # whatever options later versions have

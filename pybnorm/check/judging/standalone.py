@@ -125,7 +125,14 @@ def judge(problem: Problem | str, outputs: dict[str, Any]) -> CaseResult:
         raise ArgumentError("outputs", wrong[0], f"{', '.join(needed)}, and no others")
     if missing := [name for name in needed if name not in given]:
         raise ArgumentError("outputs", f"none named {' and '.join(missing)}", f"all of {', '.join(needed)}")
-    arrays = {name: _array(case, tensor, given[name]) for name, tensor in needed.items()}
+    arrays = {}
+    for name, tensor in needed.items():
+        (dims, dtype), argument = calls.kind(case, tensor), f"outputs[{name!r}]"
+        if different := mismatch(tensor, dims, dtype.name.lower(), given[name]):
+            kind = ArgumentTypeError if " of type " in different else ArgumentError
+            got = different.partition(", not ")[0].removeprefix("is of ").removeprefix("has the ")
+            raise kind(argument, got, f"{dtype.name.lower()}, {'x'.join(map(str, dims))}")
+        arrays[name] = as_numpy(argument, given[name]).astype(numpy_dtype(dtype), copy=False).reshape(dims)
     result = CaseResult("", str(case), Status.PASS)
     inputs = generate(case)
     settle(result, case, inputs, judge_call(expect(case, inputs), arrays))
@@ -162,16 +169,6 @@ def _problem(problem: Problem | str) -> Problem:
         return Problem.parse(problem)  # type: ignore[arg-type]
     checked(problem)
     return problem  # type: ignore[return-value]
-
-
-def _array(problem: Problem, tensor: calls.Tensor, value: Any) -> Array:
-    dims, dtype = calls.kind(problem, tensor)
-    argument = f"outputs[{tensor.name!r}]"
-    if wrong := mismatch(tensor, dims, dtype.name.lower(), value):
-        kind = ArgumentTypeError if " of type " in wrong else ArgumentError
-        got = wrong.partition(", not ")[0].removeprefix("is of ").removeprefix("has the ")
-        raise kind(argument, got, f"{dtype.name.lower()}, {'x'.join(map(str, dims))}")
-    return as_numpy(argument, value).astype(numpy_dtype(dtype), copy=False).reshape(dims)
 
 
 def as_numpy(argument: str, value: Any) -> Array:

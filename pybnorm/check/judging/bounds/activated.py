@@ -140,25 +140,21 @@ class Activated(Expected):
                 flushed = np.where(np.abs(right) < self.precision.tiny_out, np.abs(right), 0.0)
                 yield Part(block.index, right, values, [(flushed, decided(flushed)) for _ in classes])
             return
-        gain = np.abs(self.wide("scale")) * self._inverse * abs(self.problem.alpha)
+        p, gain = self.precision, np.abs(self.wide("scale")) * self._inverse * abs(self.problem.alpha)
         plain = output == "y" and (self.problem.alpha, self.problem.beta) == (1, 0)
         for part in super()._data_parts(output, got, classes):
-            if plain:
-                yield self._with_limits(part)
+            if plain:  # a stored limit has a bound of its own where the result can be nothing else
+                right = part.reference
+                off = np.abs(round_to(right, self.problem.dtype).astype(np.float64) - right)
+                # rounded to the compute type first, a limit may go to the other neighbour
+                least = np.maximum((2 if p.u_out > p.u else 1) * off, 0.5 * p.u_out * np.abs(right)) + p.tiny_out
+                made = zip(part.classes, self._at_limit, strict=True)
+                yield dataclasses.replace(part, classes=[(np.where(at, least, b), u) for (b, u), at in made])
             elif output != "dx" or self._uncertain is None:
                 yield part
             else:
                 parameter = tuple(s if n != 1 else slice(0, 1) for s, n in zip(part.index, gain.shape, strict=True))
                 masked = np.abs(self._uncertain[part.index].astype(np.float64))
-                slack = masked * gain[parameter] * (1 + 8 * self.precision.u_out)
+                slack = masked * gain[parameter] * (1 + 8 * p.u_out)
                 bounds = [(bound + slack, undecided) for bound, undecided in part.classes]
                 yield dataclasses.replace(part, classes=bounds)
-
-    def _with_limits(self, part: Part) -> Part:
-        """A block of y, with the bound of a stored limit where the result can be nothing else."""
-        p, right = self.precision, part.reference
-        off = np.abs(round_to(right, self.problem.dtype).astype(np.float64) - right)
-        twice = 2 if p.u_out > p.u else 1  # rounded to the compute type first, a limit may go to the other neighbour
-        least = np.maximum(twice * off, 0.5 * p.u_out * np.abs(right)) + p.tiny_out
-        made = zip(part.classes, self._at_limit, strict=True)
-        return dataclasses.replace(part, classes=[(np.where(at, least, b), u) for (b, u), at in made])

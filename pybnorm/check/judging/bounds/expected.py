@@ -277,14 +277,7 @@ class Expected:
             def weights(dy: Array, x: Array, mean: Array) -> Iterator[Array]:
                 np.abs(dy, out=dy)
                 yield dy
-                if one_pass:
-                    np.abs(x, out=x)
-                    x += np.abs(mean)
-                else:
-                    x -= mean
-                    np.abs(x, out=x)
-                x *= dy
-                yield x
+                yield (np.abs(x) + np.abs(mean) if one_pass else np.abs(x - mean)) * dy
 
             total, weighted = reduce_in_threads(
                 weights, (self.inputs.need("dy"), self.inputs.x), self.problem.mode, (self._mean,)

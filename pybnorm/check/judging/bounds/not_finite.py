@@ -85,7 +85,7 @@ def find(expected: Expected, output: str, got: Array, tier: Tier) -> Findings:
     largest = expected.largest(output)
     overflows = expected.overflows(output)
     signed = output in _SIGNED or expected.problem.operation == Operation.FORWARD_INFERENCE
-    result = Findings()
+    result, found = Findings(), dict[str, Finding]()
     unsigned = _without_sign(expected, output, tier)
     for part in expected.parts(output, got, (tier,)):
         assert part.got is not None
@@ -125,9 +125,16 @@ def find(expected: Expected, output: str, got: Array, tier: Tier) -> Findings:
             )
         result.judged += int(np.count_nonzero(certain | beyond | weightless))
         for where, wrong, text in kinds:
-            _add(result.found, where, wrong, text, part)
-            if wrong and where.any():
+            if not where.any():
+                continue
+            if wrong:
                 result.places.append((part.index, where))
+            if text not in found:
+                local = np.unravel_index(int(np.argmax(where)), where.shape)
+                index = tuple(int(k) + s.start for k, s in zip(local, part.index, strict=True))
+                found[text] = Finding(text, wrong, 0, index, float(right[local]), float(values[local]))
+            found[text].count += int(np.count_nonzero(where))
+    result.found = list(found.values())
     return result
 
 
@@ -164,20 +171,6 @@ _WITHOUT_SIGN = "of a negative variance finite, as of |variance + epsilon|, wher
 _OTHER_SIGN = "infinite with another sign than the definition's"
 _NAN_FOR_INFINITY = "NaN where the definition gives infinity, as another order of operations may"
 _INFINITY_FOR_NAN = "infinite where the definition gives NaN, as another order of operations may"
-
-
-def _add(found: list[Finding], where: Array, wrong: bool, text: str, part: Part) -> None:
-    count = int(np.count_nonzero(where))
-    if not count:
-        return
-    for known in found:
-        if known.text == text:
-            known.count += count
-            return
-    assert part.got is not None
-    local = np.unravel_index(int(np.argmax(where)), where.shape)
-    index = tuple(int(k) + s.start for k, s in zip(local, part.index, strict=True))
-    found.append(Finding(text, wrong, count, index, float(part.reference[local]), float(part.got[local])))
 
 
 @dataclasses.dataclass

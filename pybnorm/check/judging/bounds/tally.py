@@ -139,7 +139,9 @@ def _add_ordinary(tally: Tally, part: Part, error: Array, largest: float, dtype:
     A NaN makes every comparison of a largest or least value false.
     """
     bound, undecided = part.classes[-1]
-    if _any(undecided):
+    if not isinstance(undecided, Foreign):  # it may be spread from a smaller array
+        undecided = undecided[tuple(slice(None) if step else slice(0, 1) for step in undecided.strides)]
+    if bool(undecided.any()):
         return False
     size = np.abs(part.reference)
     most = float(error.max(initial=0.0))
@@ -158,13 +160,6 @@ def _add_ordinary(tally: Tally, part: Part, error: Array, largest: float, dtype:
             whole.worst = _worst(tally, part, ratio)
     tally.add(whole)
     return True
-
-
-def _any(values: Array) -> bool:
-    """Say whether an element is true, of an array that may be spread from a smaller one."""
-    if isinstance(values, Foreign):
-        return bool(values.any())
-    return bool(values[tuple(slice(None) if step else slice(0, 1) for step in values.strides)].any())
 
 
 def _worst(tally: Tally, part: Part, ratio: Array) -> list[Point]:
