@@ -4,9 +4,8 @@ import functools
 
 import pytest
 
-from pybnorm.check.judging import packaged
-from pybnorm.check.judging.bounds import untrusted
-from pybnorm.check.judging.packaged import SUITES, case_key
+from pybnorm.check.judging.bounds import trust, untrusted
+from pybnorm.check.judging.bounds.trust import SUITES, case_key
 from pybnorm.check.language.data import generate
 from pybnorm.check.language.lines import load_suite
 from pybnorm.check.language.problem import Problem
@@ -42,25 +41,25 @@ def test_how_a_case_is_called_makes_no_difference():
 @pytest.mark.slow
 def test_only_other_cases_are_asked_and_once(monkeypatch):
     asked = []
-    monkeypatch.setattr(packaged, "_computed", {})
-    monkeypatch.setattr(packaged, "untrusted", lambda *arguments: asked.append(arguments) or ["bias"])
+    monkeypatch.setattr(trust, "_computed", {})
+    monkeypatch.setattr(trust, "untrusted", lambda *arguments: asked.append(arguments) or ["bias"])
     for line in (str(cases()[0]), LINE + ",seed=77", LINE + ",seed=77"):
         problem = Problem.parse(line)
-        blind = packaged.blind_inputs(problem, generate(problem))
+        blind = trust.blind_inputs(problem, generate(problem))
         assert blind == ([] if line == str(cases()[0]) else ["bias"])
     assert len(asked) == 1
-    packaged.blind_inputs(cases()[0], generate(cases()[0]), one_pass=True)  # the one-pass bound accepts more
+    trust.blind_inputs(cases()[0], generate(cases()[0]), one_pass=True)  # the one-pass bound accepts more
     assert len(asked) == 2
 
 
 def test_the_larger_suite_is_read_after_a_few_other_cases_only(monkeypatch):
     read, smoke = [], {case_key(p) for p in load_suite("smoke")}
-    monkeypatch.setattr(packaged, "_keys", lambda suite: read.append(suite) or frozenset())
-    monkeypatch.setattr(packaged, "_computed", {})
-    monkeypatch.setattr(packaged, "untrusted", lambda *arguments: [])
-    for seed in range(packaged.FEW + 1):
+    monkeypatch.setattr(trust, "_keys", lambda suite: read.append(suite) or frozenset())
+    monkeypatch.setattr(trust, "_computed", {})
+    monkeypatch.setattr(trust, "untrusted", lambda *arguments: [])
+    for seed in range(trust.FEW + 1):
         assert set(read) <= {"smoke"}
         problem = Problem.parse(f"{LINE},seed={seed + 1000}")
         assert case_key(problem) not in smoke
-        packaged.blind_inputs(problem, generate(problem))
+        trust.blind_inputs(problem, generate(problem))
     assert "standard" in read

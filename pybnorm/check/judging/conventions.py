@@ -77,12 +77,8 @@ _Way: TypeAlias = tuple[Any, ...]
 """One way of something: its text, "" of the correct one; its switch; and the numbers that it consists of."""
 
 
-class Made(NamedTuple):
-    """An output as conventions make it."""
-
-    texts: list[str]
-    switch: str
-    values: Array
+_Made: TypeAlias = tuple[list[str], str, Array]
+"""The texts of conventions, their switch, and an output as they make it."""
 
 
 @dataclasses.dataclass
@@ -123,16 +119,16 @@ def convention_of(expected: Expected, output: str, got: Array) -> Convention | N
         return None
     with np.errstate(all="ignore"):
         seen = _Seen(expected, output, got)
-        for made in seen.candidates():
-            bits = seen.bits(made.values) - EACH * (len(made.texts) - 1)
+        for texts, switch, values in seen.candidates():
+            bits = seen.bits(values) - EACH * (len(texts) - 1)
             if bits >= NEEDED:
-                found.append(Convention(" and ".join(made.texts), made.switch, bits))
+                found.append(Convention(" and ".join(texts), switch, bits))
     if not found:
         return None
     most = max(one.bits for one in found)
     like = [one for one in found if one.bits > most - 1]  # these data do not tell them apart
-    texts = list(dict.fromkeys(one.text for one in like))[:ALIKE]
-    return Convention("; or ".join(texts), like[0].switch if len(texts) == 1 else "", like[0].bits)
+    named = list(dict.fromkeys(one.text for one in like))[:ALIKE]
+    return Convention("; or ".join(named), like[0].switch if len(named) == 1 else "", like[0].bits)
 
 
 class _Seen:
@@ -241,7 +237,7 @@ class _Seen:
             mean, variance = (self.columns(self.picked(np.broadcast_to(a, shape))) for a in expected.made[over])
             yield text, AXIS, mean, variance
 
-    def candidates(self) -> Iterator[Made]:
+    def candidates(self) -> Iterator[_Made]:
         """The output as each convention makes it that may be within its bound, blended."""
         if not self.usable:
             return
@@ -261,10 +257,10 @@ class _Seen:
                 values = block.made(self.given, *(value for way in ways for value in way[2:]))
                 texts, switches = ([way[i] for way in ways if way[i]] for i in (0, 1))
                 values = np.broadcast_to(blended(values, alpha, beta, prior), self.got.shape)
-                yield Made(texts, "; ".join(dict.fromkeys(switches)), values)
+                yield texts, "; ".join(dict.fromkeys(switches)), values
         yield from self._other_layout()
 
-    def _other_layout(self) -> Iterator[Made]:
+    def _other_layout(self) -> Iterator[_Made]:
         problem, inputs, kept = self.expected.problem, self.expected.inputs, self.expected.made
         images, channels, *plane = problem.dims
         inner = math.prod(plane)
@@ -286,7 +282,7 @@ class _Seen:
         values = kept["layout"].outputs[self.output]
         values = self.columns(self.picked(read(values, not last)) if self.output in DATA_OUTPUTS else values)
         word = "NHWC is read as NCHW" if last else "NCHW is read as NHWC"
-        yield Made([word], AXIS, blended(values, *self.blend))
+        yield [word], AXIS, blended(values, *self.blend)
 
 
 _AXES: dict[str, Callable[[int], tuple[int, ...]]] = {
@@ -611,11 +607,11 @@ def alike(expected: Expected, output: str, got: Array) -> list[str]:
     with np.errstate(all="ignore"):
         seen = _Seen(expected, output, got)
         found: dict[str, None] = {}
-        for made in seen.candidates():
-            near = np.abs(made.values - seen.got) <= seen.allowed
-            other = np.abs(made.values - seen.right) > 1e-9 * seen.allowed
-            if len(made.texts) == 1 and near.all() and other.any():
-                found[made.texts[0]] = None
+        for texts, _, values in seen.candidates():
+            near = np.abs(values - seen.got) <= seen.allowed
+            other = np.abs(values - seen.right) > 1e-9 * seen.allowed
+            if len(texts) == 1 and near.all() and other.any():
+                found[texts[0]] = None
     return list(found)
 
 

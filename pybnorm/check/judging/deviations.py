@@ -92,14 +92,13 @@ def measured(expected: Expected, output: str, got: Array) -> dict[str, Array]:
             unit = expected.statistics[1].ravel() if output == "sum_dy_xmu" else 1.0
             return {_SUMS[output]: (values - right) * unit}
         variance = own_moments(expected)[1]
-        if output == "saved_mean":
-            return {"mean": (values - right) * m / np.sqrt(variance)}
         if output == "saved_inv_variance":
             saved = values if problem.saves_variance else 1 / values**2 - epsilon
             return {"variance": (saved / variance - 1) * m}
-        if output == "running_mean":
-            return {"mean": (values - right) / problem.factor * m / np.sqrt(variance)}
-        return {"variance": (values - right) / problem.factor * m / problem.correction / variance}
+        off = (values - right) / (1 if output == "saved_mean" else problem.factor) * m
+        if output.endswith("mean"):
+            return {"mean": off / np.sqrt(variance)}
+        return {"variance": off / problem.correction / variance}
 
 
 class Fit(NamedTuple):

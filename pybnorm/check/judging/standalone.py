@@ -11,7 +11,7 @@ import numpy as np
 from pybnorm import _arguments
 from pybnorm._arrays import as_buffer, numpy_dtype
 from pybnorm.check.judging.bounds import Status, Verdict, expect
-from pybnorm.check.judging.packaged import blind_inputs
+from pybnorm.check.judging.bounds.trust import blind_inputs
 from pybnorm.check.judging.results import CaseResult
 from pybnorm.check.judging.whole_call import judge_call
 from pybnorm.check.language import calls

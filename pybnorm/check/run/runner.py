@@ -25,7 +25,7 @@ from pybnorm._arrays import CPU
 from pybnorm._find import file_digest
 from pybnorm._text import reason
 from pybnorm.check.judging.bounds import Status, expect, judge
-from pybnorm.check.judging.packaged import blind_inputs
+from pybnorm.check.judging.bounds.trust import blind_inputs
 from pybnorm.check.judging.results import BackendInfo, CaseResult, is_implementation
 from pybnorm.check.judging.standalone import as_numpy, settle
 from pybnorm.check.judging.whole_call import judge_call
