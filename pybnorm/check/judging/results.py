@@ -323,13 +323,10 @@ def allow_known(results: Iterable[CaseResult]) -> None:
 
 
 def exit_status(results: Sequence[CaseResult], missing: Sequence[str], strict: bool = False) -> int:
-    """0, 1 or 2.
+    """0: every case is good (`strict`: CHAIN is not), and at least one was not refused.
 
-    0: every case is PASS, WARN, CHAIN (but not if `strict`), MISTRUSTED, UNSUPPORTED or an allowed defect, and at least
-    one was not refused. 1: any other status, INCONCLUSIVE included, because such a case is not shown to be correct;
-    or a backend that was asked for (`missing`) could not run.
-    2: nothing was judged: no backend could run, or none supports any of the cases. 2 also if a case is ERROR, whatever
-    the others are: not every case has a verdict.
+    1: a case is not shown to be correct, or a backend that was asked for (`missing`) could not run. 2: nothing was
+    judged, or a case is ERROR, whatever the others are: not every case has a verdict.
     """
     if any(r.status == Status.ERROR for r in results):
         return 2
@@ -426,10 +423,7 @@ def place(word: str) -> int:
 
 
 def decisive(verdict: Verdict) -> tuple[float, str]:
-    """The worst error / bound that made the status, and the class of that bound; (0, "") where no bound made it.
-
-    An output that is wrong is beyond every class, the loosest that was tried too; a WARN is beyond the strictest.
-    """
+    """The worst error / bound that made the status, and the class of that bound; (0, "") where no bound made it."""
     strictest = next(iter(verdict.ratios), verdict.tier)
     if verdict.status == Status.FAIL:
         ratio = verdict.ratios.get(verdict.tier, verdict.ratio)

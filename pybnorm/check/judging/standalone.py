@@ -21,8 +21,6 @@ from pybnorm.enums import DataType
 from pybnorm.errors import ArgumentError, ArgumentTypeError
 from pybnorm.reference.namespaces import Array
 
-__all__ = ["arguments", "as_numpy", "judge", "mismatch", "settle", "words"]
-
 _WORDS = {mode: word for word, mode in MODES.items()}
 
 
@@ -172,30 +170,21 @@ def _problem(problem: Problem | str) -> Problem:
 
 
 def as_numpy(argument: str, value: Any) -> Array:
-    """An array of any framework, on any device, as NumPy's.
-
-    Raises
-    ------
-    ArgumentTypeError
-        It is none; the message names `argument`.
-    ArgumentError
-        Its memory cannot be read.
-    """
+    """An array of any framework, on any device, as NumPy's; `argument` is named where it is none or cannot be read."""
     import array_api_compat  # beside NumPy's own arrays only
 
     kind = type(value).__name__
     try:
         if array_api_compat.is_torch_array(value):
-            value = value.detach().cpu()
-            if value.dtype == sys.modules["torch"].bfloat16:
-                value = value.view(sys.modules["torch"].int16).numpy().view(numpy_dtype(DataType.BFLOAT16))
+            value, torch = value.detach().cpu(), sys.modules["torch"]
+            if value.dtype == torch.bfloat16:
+                value = value.view(torch.int16).numpy().view(numpy_dtype(DataType.BFLOAT16))
         elif array_api_compat.is_cupy_array(value):
             value = value.get()
         else:
             as_buffer(value, argument)
-        result: Array = np.asarray(value)
+        return np.asarray(value)
     except ArgumentError:
         raise
     except Exception as error:
         raise ArgumentTypeError(argument, kind, f"an array that NumPy can read ({error})") from None
-    return result

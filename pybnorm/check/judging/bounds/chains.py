@@ -20,7 +20,6 @@ from pybnorm.check.judging.bounds.classes import BLOCK, Tier, depth
 from pybnorm.check.judging.bounds.expected import Expected
 from pybnorm.check.judging.bounds.tally import compare, held
 from pybnorm.check.language.data import round_to
-from pybnorm.check.language.problem import DATA_OUTPUTS, vector_dtype
 from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.reference.namespaces import Array, on_host
 
@@ -53,8 +52,8 @@ def chain_length(expected: Expected, output: str, got: Array, one_pass: bool = T
                 whole = np.empty(made.shape(output))
                 for part in made.parts(output, None, (tier,)):
                     whole[part.index] = on_host(part.reference)
-                dtype = problem.dtype if output in DATA_OUTPUTS else vector_dtype(problem, output)
-                longest = max(longest, compare(expected, output, round_to(whole, dtype), (stable,)).ratio)
+                rounded = round_to(whole, expected.dtype(output))
+                longest = max(longest, compare(expected, output, rounded, (stable,)).ratio)
         if off > 1 + SPREAD * longest:
             return 0  # by more than shorter ones are, too
         count *= 2

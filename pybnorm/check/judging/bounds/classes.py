@@ -53,10 +53,9 @@ def precision(dtype: DataType, parameter: DataType | None = None) -> Precision:
 
 
 def depth(m: int) -> float:
-    """Roundings on the longest path of a blocked or pairwise sum of m terms.
+    """Roundings on the longest path of a sum of m terms by blocks of at most `BLOCK` that are then added pairwise.
 
-    No order of at most `BLOCK` terms has more, and no sum by blocks of `BLOCK` terms that are then added pairwise; the
-    square root, which is wider from 144 terms on, leaves room for sums of longer chains whose roundings do not add up.
+    The square root, wider from 144 terms on, leaves room for longer chains whose roundings do not add up.
     """
     pairwise = BLOCK + math.ceil(math.log2(max(1.0, m / BLOCK)))
     return min(float(m), max(16.0 + 4.0 * math.sqrt(m), pairwise))

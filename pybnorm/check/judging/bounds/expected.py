@@ -29,7 +29,7 @@ from pybnorm.check.judging.bounds.formulas import (
 )
 from pybnorm.check.language.data import Inputs
 from pybnorm.check.language.problem import DATA_OUTPUTS, Problem, checked, vector_dtype
-from pybnorm.enums import Mode, Operation
+from pybnorm.enums import DataType, Mode, Operation
 from pybnorm.errors import ArgumentError
 from pybnorm.reference.blocks import Block, reduce_in_threads, share_of_blocks
 from pybnorm.reference.namespaces import Array, Foreign, beside
@@ -161,6 +161,10 @@ class Expected:
         wide = precision(self.problem.dtype)
         u, tiny = min(p.u_param, wide.u_param), min(p.tiny_param, wide.tiny_param)
         return p._replace(u_param=u, tiny_param=tiny, max_param=wide.max_param)
+
+    def dtype(self, output: str) -> DataType:
+        """The dtype of an output."""
+        return self.problem.dtype if output in DATA_OUTPUTS else vector_dtype(self.problem, output)
 
     def largest(self, output: str) -> float:
         """Largest finite number of an output's dtype."""
@@ -347,7 +351,7 @@ class Expected:
     def _walk(
         self, output: str, got: Array | None, parameters: Sequence[Array]
     ) -> Iterator[tuple[Block, tuple[Array, ...], Array | None, Array | None]]:
-        """Blocks of x, and of dy beside y; of what came there; and of the prior, if it is read."""
+        """Blocks of x, with dy but for y; of what came there; and of the prior, if it is read."""
         _, beta, prior = self.blend(output)
         sources = [self.inputs.x] if output == "y" else [self.inputs.x, self.inputs.need("dy")]
         others = [a for a in (got, prior if beta != 0 else None) if a is not None]

@@ -12,7 +12,6 @@ from pybnorm.check.judging.bounds.classes import Tier
 from pybnorm.check.judging.bounds.expected import Expected, Part
 from pybnorm.check.judging.bounds.verdict import WORST_POINTS, Point
 from pybnorm.check.language.data import round_to
-from pybnorm.check.language.problem import DATA_OUTPUTS, vector_dtype
 from pybnorm.enums import DataType
 from pybnorm.reference.namespaces import Array, Foreign
 from pybnorm.reference.threads import in_threads
@@ -107,8 +106,7 @@ def held(expected: Expected, output: str, part: Part) -> Held:
 
 
 def _compare(expected: Expected, output: str, got: Array, classes: tuple[Tier, ...]) -> Tally:
-    tally, largest = Tally(), expected.largest(output)
-    dtype = expected.problem.dtype if output in DATA_OUTPUTS else vector_dtype(expected.problem, output)
+    tally, largest, dtype = Tally(), expected.largest(output), expected.dtype(output)
     for part in expected.parts(output, got, classes):
         assert part.got is not None
         with np.errstate(all="ignore"):
