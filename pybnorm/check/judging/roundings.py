@@ -31,7 +31,7 @@ from pybnorm.check.judging.bounds.classes import LONG
 from pybnorm.check.judging.deviations import Rows, measured, own_moments, some_of
 from pybnorm.check.judging.one_term import RANDOM, one_term
 from pybnorm.check.language.data import sums_are_exact
-from pybnorm.check.language.problem import FILE, Problem
+from pybnorm.check.language.problem import FILE
 from pybnorm.enums import Operation
 from pybnorm.reference.namespaces import Array
 
@@ -75,18 +75,22 @@ def beyond(expected: Expected, outputs: Mapping[str, Array]) -> Beyond:
     """Outputs whose sums are off by more than roundings leave."""
     found = Beyond({}, {}, {}, {})
     problem = expected.problem
-    if not _asked(problem):
+    if problem.operation == Operation.FORWARD_INFERENCE or problem.composed == "gather_stats" or problem.activation:
+        return found
+    if problem.m < LONG or problem.fill not in FILLS or sums_are_exact(problem):  # bounds that are no wider
         return found
     rows = Rows(expected)
     if not len(rows.chosen) or (problem.fill == FILE and not _in_no_order(rows)):
         return found
     gradient = _size(rows)
+    mean, variance = own_moments(expected)
     wrong: dict[str, tuple[str, Array]] = {}
     deviations = {name: measured(expected, name, got) for name, got in outputs.items() if _shows(expected, name)}
     for output, name in ((o, n) for o, own in deviations.items() for n in own if n in REACH):
         size = 1.0 if name == "mean" else gradient
         with np.errstate(all="ignore"):
-            value = np.abs(_value(expected, name))
+            sums = mean * problem.m / np.sqrt(variance) if name == "mean" else expected.outputs[name].ravel()
+            value = np.abs(sums)
             allowed = _allowed(expected, name, value, size) + _own(expected, output, size)
             if output not in ("y", "dx"):
                 found.noticed[output] = float(np.fmin.reduce(allowed / value, initial=math.inf))
@@ -162,12 +166,6 @@ def factors(expected: Expected, outputs: Mapping[str, Array]) -> dict[str, str]:
     return found
 
 
-def _asked(problem: Problem) -> bool:
-    """Say whether the sums of a call round as is said above, and are so long that their bounds are wider."""
-    sums = problem.operation != Operation.FORWARD_INFERENCE and problem.composed != "gather_stats"
-    return sums and problem.m >= LONG and problem.fill in FILLS and not (sums_are_exact(problem) or problem.activation)
-
-
 def _in_no_order(rows: Rows) -> bool:
     """Say whether partial sums in the order of a file's data stay small, too: sorted data would not."""
     for number in some_of(len(rows.chosen), _CHANNELS):
@@ -188,14 +186,6 @@ def _size(rows: Rows) -> float:
     image, inside = np.divmod(np.random.default_rng(5).integers(0, rows.m, _PLACES), rows.inner)
     dy = rows.dy[image, rows.chosen[:, None], inside].astype(np.float64)
     return math.sqrt(float((dy * dy).mean(axis=1).max()))
-
-
-def _value(expected: Expected, name: str) -> Array:
-    """A sum, as `measured` counts its deviation."""
-    if name != "mean":
-        return expected.outputs[name].ravel()
-    mean, variance = own_moments(expected)
-    return mean * expected.problem.m / np.sqrt(variance)
 
 
 def _own(expected: Expected, output: str, size: float) -> Array | float:
