@@ -135,11 +135,13 @@ def _exact(said: Any, argument: str) -> Any:
         numbers = (*numbers, *dims, *strides)
     else:
         numbers = (*numbers, said.nbytes)
-    if not exact or {*map(type, numbers)} != {int}:
-        for number in numbers:
+    for number in numbers:
+        if type(number) is not int:
+            exact = False
             if isinstance(number, bool) or not hasattr(type(number), "__index__"):
                 what = "address" if number is said.pointer else f"a {type(said).__name__} with"
                 raise ArgumentTypeError(argument, f"{what} {number!r}", "an integer")
+    if not exact:
         try:
             pointer, device_type, device_id, *others = map(operator.index, numbers)
             place = device_type, device_id, bool(said.writable), said.owner
