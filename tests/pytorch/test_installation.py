@@ -65,11 +65,7 @@ def problem(torch, device, shape, layout, dtype, affine, running, own=False):
     return x, dy, *parameters, *((mean, variance) if running else (None, None))
 
 
-def layouts(shape):
-    return ("first", "last") if len(shape) in (4, 5) else ("first",)
-
-
-PROBLEMS = [(shape, layout) for shape in SHAPES for layout in layouts(shape)]
+PROBLEMS = [(shape, layout) for shape in SHAPES for layout in ("first", "last")[: 1 + (len(shape) in (4, 5))]]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "float16 model", "bfloat16 model"])
