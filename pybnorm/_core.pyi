@@ -274,7 +274,7 @@ class BackwardPlan(Plan):
         saved_inv_variance: Any = None, workspace: Any = None, *, y: Any = None, bias: Any = None,
         dz: Any = None, reserve: Any = None, running_mean: Any = None, running_variance: Any = None,
     ) -> None:  # fmt: skip
-        """Run it on addresses, or on arrays as planned; saved statistics are given exactly where they were planned."""
+        """Run it on addresses, or on arrays as planned; statistics are given exactly where they were planned."""
 
 def algorithms(backend: _Backend) -> tuple[str, ...]:
     """Names that a plan's ``algorithm`` takes on a backend."""

@@ -500,6 +500,8 @@ cdef int _torch_backward(int which, uint64_t *stack, void **handles, uint64_t *m
         return _REFUSED
     dtype = _torch_parameters(&x, &handles[2], 3 if constant else 1)
     flags |= _OWN if dtype != _torch_wide(&x) else 0
+    if constant and not alone and handles[2] == NULL and flags & _OWN:  # whose sums are float32
+        return _REFUSED
     for i in range(3):
         if not _torch_vector(
             handles[2 if i == 0 else statistics + i - 1], &x, dtype if i == 0 or constant else _torch_wide(&x),

@@ -18,17 +18,17 @@ RECIPES: dict[str, Recipe] = {}
 
 
 @operation(
-    "x scale bias y running_mean running_variance saved_mean saved_inv_variance previous_mean previous_variance "
+    "x scale bias y running_mean running_variance saved_mean saved_inv_variance z previous_mean previous_variance "
     "inv_variance",
     RECIPES,
 )
 def activated_forward(
     p: Program, x: Any, scale: Any, bias: Any, y: Any, *, training: bool, alpha: float, beta: float, epsilon: float,
     axis: Any, limits: Limits | None, exponential_average_factor: float = 0.0, running_mean: Any = None,
-    running_variance: Any = None, saved_mean: Any = None, saved_inv_variance: Any = None, previous_mean: Any = None,
-    previous_variance: Any = None, inv_variance: Any = None, workspace: Any = None,
+    running_variance: Any = None, saved_mean: Any = None, saved_inv_variance: Any = None, z: Any = None,
+    previous_mean: Any = None, previous_variance: Any = None, inv_variance: Any = None, workspace: Any = None,
 ) -> None:  # fmt: skip
-    """``y = alpha * act(forward(...)) + beta * y``; without `limits` there is no activation.
+    """``y = alpha * act(forward(...) + z) + beta * y``; without `limits` there is no activation, and no `z`.
 
     Training starts from ``previous_mean`` and ``previous_variance``, inference from ``inv_variance``, where given.
     """
@@ -37,7 +37,7 @@ def activated_forward(
     previous = {"previous_mean": previous_mean, "previous_variance": previous_variance, "inv_variance": inv_variance}
     saved = {"saved_mean": saved_mean, "saved_inv_variance": saved_inv_variance}
     written = {"y": y} | (statistics | saved if training else {})
-    _note(p, {"x": x, "scale": scale, "bias": bias, **previous} | ({} if training else statistics), written)
+    _note(p, {"x": x, "scale": scale, "bias": bias, "z": z, **previous} | ({} if training else statistics), written)
     inner = y if limits is None else p.scratch_like(y)
     blend: dict[str, Any] = {"axis": axis} | ({"alpha": alpha, "beta": beta} if limits is None else {})
     if training:
@@ -52,26 +52,32 @@ def activated_forward(
         p.then("forward_inference", x, scale, bias, running_mean, running_variance, inner, epsilon=epsilon, **blend)
     if limits is None:
         return
+    if z is not None:
+        elementwise.axpby(p, 1.0, z, 1.0, inner)
     passed = y if (alpha, beta) == (1.0, 0.0) else p.scratch_like(y)
     elementwise.activation(p, limits, inner, passed)
     if passed is not y:
         elementwise.axpby(p, alpha, passed, beta, y)
 
 
-@operation("x dy scale bias dx dscale dbias saved_mean saved_inv_variance", RECIPES)
+@operation("x dy scale bias dx dscale dbias saved_mean saved_inv_variance y dz", RECIPES)
 def activated_backward(
     p: Program, x: Any, dy: Any, scale: Any, bias: Any, dx: Any, dscale: Any, dbias: Any, saved_mean: Any,
     saved_inv_variance: Any, *, alpha: float, beta: float, alpha_param: float, beta_param: float, epsilon: float,
-    axis: Any, limits: Limits, workspace: Any = None,
+    axis: Any, limits: Limits, y: Any = None, dz: Any = None, workspace: Any = None,
 ) -> None:  # fmt: skip
-    """Backward of the gradient that the activation lets through; the mask is that of forward's result, made again."""
+    """Backward of the gradient that the activation lets through, which is ``dz``; the mask is that of forward's result.
+
+    The result is `y`, or made again.
+    """
     saved = {"saved_mean": saved_mean, "saved_inv_variance": saved_inv_variance}
     outputs = {"dx": dx, "dscale": dscale, "dbias": dbias}
-    _note(p, {"x": x, "dy": dy, "scale": scale, "bias": bias, **saved}, outputs)
-    inner, gradient = p.scratch_like(dy), p.scratch_like(dy)
-    if saved_mean is not None:
+    _note(p, {"x": x, "dy": dy, "scale": scale, "bias": bias, "y": y, **saved}, outputs | {"dz": dz})
+    inner = p.scratch_like(dy) if y is None else y
+    gradient = p.scratch_like(dy) if dz is None else dz
+    if y is None and saved_mean is not None:
         p.then("forward_inference_inv_variance", x, scale, bias, saved_mean, saved_inv_variance, inner, axis=axis)
-    else:
+    elif y is None:
         p.then("forward_training", x, scale, bias, inner, epsilon=epsilon, axis=axis)
     elementwise.activation_backward(p, limits, inner, dy, gradient)
     p.then(

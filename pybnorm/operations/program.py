@@ -398,17 +398,18 @@ class Program:
         """One call on views that the vendors know."""
         method, parameters, options = wanted
         operation, values, way = Operation[method.upper()], {"mode": mode, **options}, None
-        if self.plans:
+        saved, running = "saved_mean" in parameters, "running_mean" in parameters
+        constant = operation == Operation.BACKWARD and running  # a plan computes it, and says its workspace
+        if self.plans or constant:
             way = ways.auto(self.handle, operation, data, parameters, values, self.deterministic)
         descriptors = {f"{name}_desc": self.handle.descriptor(buffer, name) for name, buffer in data.items()}
         x, x_desc = data["x"], descriptors.pop("x_desc")
         asked: dict[str, Any] = {n: v for n, v in values.items() if n not in ("exponential_average_factor", "inverse")}
-        saved, running = "saved_mean" in parameters, "running_mean" in parameters
         asked |= {"running": running, "saved": saved, **descriptors}
         # The plain algorithm is for data that are less aligned: whatever defects it has.
         asked["algorithm"] = None if way is None else "plain"
         try:
-            inner = self.handle.workspace_size(operation, x_desc, **asked)
+            inner = 0 if constant else self.handle.workspace_size(operation, x_desc, **asked)
         except NotImplementedError:  # the vendor's own error, too
             if way is None:
                 raise

@@ -67,7 +67,8 @@ def auto(
     way = None
     with contextlib.suppress(UnsupportedError):
         way = way_of(handle, operation, tensors, values, *asked, share, sums_only)
-    if way is not None and way.algorithm in ("plain", "spatial") and not (share or sums_only):
+    constant = operation == Operation.BACKWARD and "running_mean" in parameters
+    if way is not None and way.algorithm in ("plain", "spatial") and not (share or sums_only or constant):
         way = None
     known.keep(key, way, MOST_WAYS)
     if handle.closed:  # by another thread, meanwhile

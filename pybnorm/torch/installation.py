@@ -73,8 +73,8 @@ def install(*, cuda: bool = False) -> Installation:
     """Have PyTorch's own batch norm on the CPU computed by pybnorm: ``torch.nn.BatchNorm2d`` and the like, unchanged.
 
     The kernels of ``aten::native_batch_norm`` and ``aten::native_batch_norm_backward`` are replaced in this process,
-    for all threads. PyTorch's autograd stays around them, so little Python runs in a step. PyTorch's own kernels still
-    compute the gradients of weight and bias in evaluation. ``torch.compile`` makes code of its own in place of both.
+    for all threads. PyTorch's autograd stays around them, so little Python runs in a step. ``torch.compile`` makes
+    code of its own in place of both.
 
     Parameters
     ----------

@@ -342,7 +342,9 @@ def _differentiate(
     statistics = running_mean, running_var, mean, inverse
     if y is not None and not training:  # the kernel in C has the gradient of ReLU by the batch's statistics alone
         dz = _mask(dz, y, 0)
-        *found, _ = _backward(dz, packed, weight, *statistics, False, eps, wanted, None, None, False, fallback)
+        found = (x.new_empty(0),) * 3
+        if any(wanted):
+            *found, _ = _backward(dz, packed, weight, *statistics, False, eps, wanted, None, None, False, fallback)
         return *found, dz if residual else x.new_empty(0)
     if (packed is not x or dz is not dy) and calls.fits(x, weight, bias):  # the kernel in C takes it then
         rest = training, eps, wanted, bias, y, residual, fallback

@@ -31,7 +31,6 @@ from pybnorm.check.language.vendor_lines_read import read_all
 from pybnorm.check.report import plots
 from pybnorm.check.run import archive, support
 from pybnorm.errors import ArgumentError
-from pybnorm.layer import info as layer_info
 
 LINE = "train,spatial,f32,nchw,2x3x4x5,fill=randn"
 SECONDS = 20
@@ -399,9 +398,9 @@ def test_a_graph_changed_in_every_field(faults):
 
 
 def test_the_state_of_a_layer_changed_in_every_field(faults):
-    arrays = {name: np.ones((1, 3, 1, 1), np.float32) for name in layer_info.STATISTICS}
+    arrays = {name: np.ones((1, 3, 1, 1), np.float32) for name in layer.STATISTICS}
     sizes = (1, 3, 1, 1), (3, 1, 1, 1)
-    info = layer.Info("spatial", "channels_first", "f32", layer_info.PROPAGATE_NAN, *sizes, 1e-5, 1.0, **arrays)
+    info = layer.Info("spatial", "channels_first", "f32", layer.PROPAGATE_NAN, *sizes, 1e-5, 1.0, **arrays)
     assert layer.Info.from_json(info.to_json()) == info
     assert layer.Info.from_gocudnn_json(info.to_gocudnn_json())
     for what, text in each_text(info.to_json()):

@@ -160,7 +160,7 @@ _core.(Forward.*|Backward)Plan.__call__
     scale bias running_mean running_variance saved_mean saved_inv_variance dscale dbias @ vector()
     z dz reserve @ LEFT
 _core.BackwardPlan.__call__
-    bias y = LEFT
+    bias y running_mean running_variance = LEFT
 _core.CallList
     self = call_list()
 _core.CallList.append

@@ -39,15 +39,18 @@ _EITHER = {"first": slice(None), "last": slice(None, None, -1)}
 
 
 def one_term(rows: Rows, name: str, found: Mapping[str, Array], level: float) -> dict[str, str]:
-    """Outputs whose deviations of a sum are the terms of a place or an end, and which; by chance at `level`."""
+    """Outputs whose deviations of a sum, by channel, are the terms of one place or of an end, and which.
+
+    `level` is the probability that a correct kernel is taken for one that is wrong by chance.
+    """
     picked = some_of(len(rows.chosen), CHANNELS)
     own = {output: values[rows.chosen[picked]] for output, values in found.items()}
     own = {output: values for output, values in own.items() if np.isfinite(values).all()}
     if not own or rows.m > LONGEST or len(picked) < LEAST:
         return {}
-    notes = {}
-    every = _nearest(rows, name, picked, np.stack(list(own.values())))
-    for output, nearest in zip(own, every, strict=True):
+    terms, notes = _Terms(rows, name, picked, np.stack(list(own.values()))), {}
+    for number, output in enumerate(own):
+        nearest = list(terms.nearest(number))
         ratio, place, text = min(nearest)
         if len(picked) / 2 * math.log(max(ratio, 1e-300)) < math.log(level / (len(nearest) * len(own))):
             image, inside = divmod(place, rows.inner)
@@ -55,27 +58,44 @@ def one_term(rows: Rows, name: str, found: Mapping[str, Array], level: float) ->
     return notes
 
 
-def _nearest(rows: Rows, name: str, picked: Array, deviations: Array) -> Iterator[list[tuple[float, int, str]]]:
-    """For the deviations of each output (r1 / r2)**2 of every kind of mistake, its place, and its text."""
-    every, each = zip(*(_terms(rows, name, number) for number in picked), strict=True)
-    terms, shifts = np.stack(every), np.array(each).T
-    shifted, squares = shifts @ terms, np.einsum("km,km->m", terms, terms)
-    steps = squares[1:] + squares[:-1] - 2 * np.einsum("km,km->m", terms[:, 1:], terms[:, :-1])
-    ends = {end: (np.cumsum(terms[:, order][:, :ENDS], axis=1) ** 2).sum(axis=0) for end, order in _EITHER.items()}
-    for d in deviations:
-        products, size, found = d @ terms, float(d @ d), []
-        for sign, word in _WORDS.items():
-            text = f"one term of the {{name}} was {word} in every channel: {{place}}"
-            for shift, total in zip(shifts, shifted, strict=True):
-                points = squares + 2 * total + shift @ shift - 2 * sign * (products + d @ shift)
-                found.append((*_ratio(points, size), text))
-            text = "one term of the {name} was read from beside it in every channel: {place}"
-            found.append((*_ratio(steps - 2 * sign * (products[1:] - products[:-1]), size), text))
+class _Terms:
+    """The terms of a sum at every place, and their products with the deviations of some outputs."""
+
+    def __init__(self, rows: Rows, name: str, picked: Array, deviations: Array) -> None:
+        m, self.deviations = rows.m, deviations
+        self.products, self.squares, self.beside = np.zeros((len(deviations), m)), np.zeros(m), np.zeros(m - 1)
+        self.ends = {end: np.zeros(ENDS) for end in _EITHER}
+        shifts: list[tuple[float, ...]] = []
+        self.shifted: list[Array] = []
+        for number, own in zip(picked, deviations.T, strict=True):
+            terms, more = _terms(rows, name, number)
+            shifts.append(more)
+            self.products += own[:, None] * terms
+            self.squares += terms * terms
+            self.beside += terms[1:] * terms[:-1]
+            self.shifted = self.shifted or [np.zeros(m) for _ in more]
+            self.shifted = [total + shift * terms for total, shift in zip(self.shifted, more, strict=True)]
             for end, order in _EITHER.items():
-                points = ends[end] - 2 * sign * np.cumsum(products[order][:ENDS])
-                text = f"the {end} terms of the {{name}}, {{n}} of them, were {word} in every channel"
-                found.append((*_ratio(points, size), text))
-        yield found
+                self.ends[end] += np.cumsum(terms[order][:ENDS]) ** 2
+        self.shifts = np.array(shifts).T
+
+    def nearest(self, number: int) -> Iterator[tuple[float, int, str]]:
+        """(r1 / r2)**2 of every kind of mistake, its place, and its text."""
+        products, d = self.products[number], self.deviations[number]
+        size = float(d @ d)
+        steps = self.squares[1:] + self.squares[:-1] - 2 * self.beside
+        for sign, word in _WORDS.items():
+            for shift, total in zip(self.shifts, self.shifted, strict=True):
+                points = self.squares + 2 * total + shift @ shift - 2 * sign * (products + d @ shift)
+                yield *_ratio(points, size), f"one term of the {{name}} was {word} in every channel: {{place}}"
+            text = "one term of the {name} was read from beside it in every channel: {place}"
+            yield *_ratio(steps - 2 * sign * (products[1:] - products[:-1]), size), text
+            for end, order in _EITHER.items():
+                points = self.ends[end] - 2 * sign * np.cumsum(products[order][:ENDS])
+                yield (
+                    *_ratio(points, size),
+                    f"the {end} terms of the {{name}}, {{n}} of them, were {word} in every channel",
+                )
 
 
 def _ratio(points: Array, size: float) -> tuple[float, int]:

@@ -201,8 +201,10 @@ def read_run(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         # a case as soon as it is read: as dicts they take several times their size
         zipped = file.suffix == ".zip"
-        data = _files.member(file, DOCUMENT, min(LARGEST, _UNPACKED)) if zipped else _files.read(file, LARGEST)
-        document = json.loads(data.decode(), object_hook=_case)
+        text = (
+            _files.member(file, DOCUMENT, min(LARGEST, _UNPACKED)) if zipped else _files.read(file, LARGEST)
+        ).decode()  # the bytes are gone before the text becomes objects
+        document = json.loads(text, object_hook=_case)
         _check_schema(document, SCHEMA)
         _check_environment(document["environment"])
         results: dict[tuple[str, str], CaseResult] = {}

@@ -147,7 +147,7 @@ def _kernels(spec: str) -> tuple[Any, ModuleType]:
         if hasattr(found, part):
             found = getattr(found, part)
         else:
-            found = module = _module(first, spec)
+            found = module = _imported(first, spec)
     return found, module
 
 
@@ -156,8 +156,10 @@ def _has_method(value: object) -> bool:
 
 
 def _module(name: str, spec: str) -> ModuleType:
-    if name.endswith(".py"):
-        return _file(name, spec)
+    return _file(name, spec) if name.endswith(".py") else _imported(name, spec)
+
+
+def _imported(name: str, spec: str) -> ModuleType:
     folder = str(Path.cwd())
     if folder not in sys.path and "" not in sys.path:
         sys.path.append(folder)

@@ -225,13 +225,12 @@ def _compose(session: Session, problem: Problem, buffers: Mapping[str, Any]) -> 
     if problem.inplace:
         raise _unsupported(handle, "in place: an activation without a fused kernel is composed on memory of its own")
     numbers = {name: value for name, value in options(problem).items() if not name.startswith(("mode", "activation"))}
-    low, high = limits(problem)
-    numbers |= {"axis": calls.axis(problem), "kind": int(problem.activation), "low": low, "high": high}
+    numbers |= {"axis": calls.axis(problem), "limits": (*limits(problem), 0.0)}
     recipe = activated.RECIPES["activated_backward"]
     if problem.operation != Operation.BACKWARD:
         recipe = activated.RECIPES["activated_forward"]
         numbers["training"] = problem.operation == Operation.FORWARD_TRAINING
-        numbers["factor"] = numbers.pop("exponential_average_factor", 0.0)
+        numbers.setdefault("exponential_average_factor", 0.0)
     values = tuple(numbers[name] if name in numbers else buffers.get(name) for name in recipe.names)
     prepared, addresses, _held = prepare(handle, recipe, values)
     memory = session.device.empty_bytes(prepared.nbytes) if prepared.nbytes else None

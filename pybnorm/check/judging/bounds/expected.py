@@ -257,7 +257,7 @@ class Expected:
 
     @property
     def biased_running_variance(self) -> Array:
-        """What a library that leaves out m / (m - 1) would write."""
+        """The running variance of a library that leaves out m / (m - 1)."""
         return self.problem.factor * self.moments.variance + (1 - self.problem.factor) * self.wide("variance")
 
     @property

@@ -175,7 +175,7 @@ _INFINITY_FOR_NAN = "infinite where the definition gives NaN, as another order o
 
 @dataclasses.dataclass
 class _Marks:
-    """Where an input that is not finite reaches an output, where it surely makes NaN, and where that is open."""
+    """Elements that an input that is not finite reaches: those of NaN, and those where that is open."""
 
     reached: Any
     nan: Any
