@@ -93,7 +93,7 @@ class _Operand(NamedTuple):
 
     name: str
     descriptor: str
-    """Of the ``_v2`` calls; the plain ones have one for all parameters."""
+    """Descriptors of the ``_v2`` calls; the plain ones have one for all parameters."""
     optional: bool = False
     written: bool = False
 

@@ -14,7 +14,7 @@ from pybnorm.operations.views import _pieces
 
 Arrays = dict[str, Buffer]
 Limits = tuple[float, float, float]
-"""Of an activation: low, high, and the slope below low."""
+"""An activation's low, high, and slope below low."""
 RELU: Limits = (0.0, math.inf, 0.0)
 
 

@@ -35,7 +35,7 @@ class Namespace:
 
     name = "numpy"
     place: dict[str, str] = {}  # noqa: RUF012 (a constant)
-    """Where the library makes an array, as keywords."""
+    """Keywords that say where the library makes an array."""
     renamed = {"abs": "absolute", "bitwise_not": "invert"}  # noqa: RUF012 (a constant)
     """The library's names of NumPy's ufuncs, where they differ."""
 

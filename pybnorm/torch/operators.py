@@ -342,7 +342,7 @@ def _differentiate(
     statistics = running_mean, running_var, mean, inverse
     if y is not None and not training:  # the kernel in C has the gradient of ReLU by the batch's statistics alone
         dz = _mask(dz, y, 0)
-        found = (x.new_empty(0),) * 3
+        found = [x.new_empty(0) for _ in range(3)]
         if any(wanted):
             *found, _ = _backward(dz, packed, weight, *statistics, False, eps, wanted, None, None, False, fallback)
         return *found, dz if residual else x.new_empty(0)

@@ -135,7 +135,7 @@ class _Seen:
     """Some statistics of an output, and elements of each: what came, what is correct, and how far off it may be."""
 
     usable = False
-    """Whether enough of the output is finite."""
+    """True where enough of the output is finite."""
 
     def __init__(self, expected: Expected, output: str, got: Array) -> None:
         self.expected, self.output = expected, output

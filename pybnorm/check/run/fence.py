@@ -76,7 +76,7 @@ class Fence:
         self._access = [_NONE, _NONE]
         self._touches: set[tuple[int, int]] = set()
         self._found: dict[str, str] = {}
-        """What was done outside, by where."""
+        """Reads and writes outside, by place."""
         for low in self._ends:
             _protect(low, _NONE)
 
